@@ -1,0 +1,1 @@
+"""The ACP driver: how this package talks to any Agent Client Protocol agent."""

@@ -1,0 +1,93 @@
+"""Where an agent's process runs, behind one interface: a :class:`Launcher` starts a :class:`Command` in its place.
+
+Whatever the place, the process runs under ``process_supervisor`` there, its stdin and stdout are byte streams here, and
+:meth:`AgentProcess.stop` returns only when the place confirmed that nothing of the tree is left.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pkg import limits
+
+
+@dataclass(frozen=True, slots=True)
+class Graces:
+    """Seconds granted to each step of ending a tree: stdin EOF, SIGTERM, SIGKILL (the cancel step is the driver's)."""
+
+    eof: float = limits.EOF_GRACE
+    term: float = limits.TERM_GRACE
+    kill: float = limits.KILL_GRACE
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run: ``argv[0]`` is a name or absolute path, resolved in the place itself; ``env`` is laid over its base.
+
+    ``env`` may hold secrets: it reaches the process as its environment and appears nowhere else.
+    """
+
+    argv: tuple[str, ...]
+    cwd: str
+    env: Mapping[str, str] = field(repr=False, default_factory=lambda: types.MappingProxyType({}))
+    graces: Graces = Graces()
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How the agent's own process ended: its exit code, or minus the signal number."""
+
+    code: int
+
+
+class AgentProcess(Protocol):
+    """A running agent: two byte streams and a proven end."""
+
+    @property
+    def pid(self) -> int:
+        """The agent's pid in its place's numbering."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Write to the agent's stdin and wait until the pipe took it. Raises :class:`pkg.errors.AgentDied`."""
+        ...
+
+    def close_stdin(self) -> None:
+        """Close the agent's stdin without waiting; idempotent."""
+        ...
+
+    async def read(self, size: int = 65536) -> bytes:
+        """Up to ``size`` bytes of the agent's stdout, ``b""`` at its end. Not reading holds the agent back."""
+        ...
+
+    def stderr_tail(self) -> str:
+        """The last lines of stderr: decoded, without ANSI escapes, secrets of the environment replaced by ``***``."""
+        ...
+
+    async def wait(self) -> Exit:
+        """Wait until the agent's own process has ended (its children may live on until :meth:`stop`)."""
+        ...
+
+    async def stop(self) -> None:
+        """End the whole tree and return when the place confirmed that nothing is left; idempotent.
+
+        Safe under repeated cancellation: the ending goes on and a later call awaits it. Raises
+        :class:`pkg.errors.ProcessCleanupUnconfirmed` when it cannot be confirmed.
+        """
+        ...
+
+
+class Launcher(Protocol):
+    """One place where agents can run."""
+
+    @property
+    def machine(self) -> str:
+        """A stable name of the machine and account, part of the key under which a vendor session id is stored."""
+        ...
+
+    async def start(self, command: Command) -> AgentProcess:
+        """Start the command. Raises :class:`pkg.errors.LaunchError`; by then nothing it started is left."""
+        ...
