@@ -68,7 +68,10 @@ class AgentProcess(Protocol):
         ...
 
     async def wait(self) -> Exit:
-        """Wait until the agent's own process has ended (its children may live on until :meth:`stop`)."""
+        """Wait until the agent's own process has ended (its children may live on until :meth:`stop`).
+
+        Raises :class:`pkg.errors.AgentDied` when the place itself was lost (an SSH connection), so that no code is known.
+        """
         ...
 
     async def stop(self) -> None:
@@ -90,4 +93,16 @@ class Launcher(Protocol):
 
     async def start(self, command: Command) -> AgentProcess:
         """Start the command. Raises :class:`pkg.errors.LaunchError`; by then nothing it started is left."""
+        ...
+
+    async def reach(self, url: str) -> str:
+        """The address under which the next :meth:`start` reaches ``url``, a loopback address of this machine, from its place.
+
+        The same ``url`` where the place is this machine. Elsewhere a tunnel is opened, held for the next start and living
+        as long as that process. Raises :class:`pkg.errors.LaunchError`.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Give up what :meth:`reach` opened and no :meth:`start` took; idempotent. Processes started live on."""
         ...
