@@ -28,3 +28,186 @@ TERM_GRACE: Final = 2.0
 
 KILL_GRACE: Final = 2.0
 """Seconds the kernel gets to make a killed tree disappear before the cleanup counts as unconfirmed."""
+
+# ---- a run
+
+RUNS_PER_PROCESS: Final = 120
+"""Active runs of one worker process before it says "busy": the host allows 128 actions in flight on its one connection."""
+
+LOOP_TICK: Final = 0.1
+"""Seconds between two looks of the run loop at its clocks while the agent is silent."""
+
+SOFT_END_MARGIN: Final = 15.0
+"""Seconds before the absolute limit at which a turn is ended softly, so that its end can still be delivered."""
+
+STEERING_INTERVAL: Final = 1.0
+"""Seconds between two pulls of messages that arrived during a run; each run starts at another fraction of it."""
+
+STEERING_LINGER: Final = 0.3
+"""Seconds a run waits after its last message for one more; measured: the host claims messages 0.09 to 0.3 s longer."""
+
+STEERING_RECOVERY_AGE: Final = 900.0
+"""Seconds a message dropped by the host's closing window is worth recovering when no earlier run left a cursor."""
+
+STEERING_RECOVERY_COUNT: Final = 20
+"""Dropped messages recovered by one run at most."""
+
+STEERING_QUEUE: Final = 100
+"""Messages waiting for their turn in one run; the host's own queue holds as many."""
+
+CLOSE_WAIT: Final = 10.0
+"""Seconds a run waits for a session it ends; the ending goes on under its owner when it takes longer."""
+
+EVENT_CHANNEL: Final = 256
+"""Events between a session's reader and the run that consumes them; a full channel holds the agent back."""
+
+ACTION_CHARS: Final = 300
+"""Characters of a denied action repeated in the chat."""
+
+# ---- sessions kept alive
+
+WARM_SESSIONS: Final = 16
+"""Sessions one installation keeps alive between messages; the least recently used is ended beyond it."""
+
+# ---- attachments
+
+ATTACHMENT_BYTES: Final = 10 * 1024 * 1024
+"""Bytes of one attachment; the host's own message limit (16 MiB of JSON with base64) admits no more anyway."""
+
+ATTACHMENTS_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of all attachments of one message together."""
+
+ATTACHMENTS_MAX: Final = 20
+"""Attachments of one message."""
+
+ATTACHMENT_NAME_CHARS: Final = 128
+"""Characters of an attachment's name that are kept."""
+
+# ---- what a person sees (lengths in the unit the constant names; JSON is counted ASCII-escaped, as the host sends it)
+
+RESULT_JSON_BYTES: Final = 600 * 1024
+"""Bytes of one result's JSON: the host's frame limit is 1 MiB and a frame carries more than the result."""
+
+RESULT_ENVELOPE_BYTES: Final = 1024
+"""Bytes of a message result's JSON that are not its text: run id, type, role, nulls, usage (measured: about 400)."""
+
+DELTA_INTERVAL: Final = 0.25
+"""Seconds between two deltas of a run: the host handles about 15 results per second for everybody, so 4 is a fair share."""
+
+TELEGRAM_DELTA_INTERVAL: Final = 1.0
+"""Seconds between two deltas on Telegram: each is an edit, a chat takes about one per second, and a refused final edit is
+answered by the host with a second message."""
+
+MESSAGE_BYTES_FACTOR: Final = 12
+"""Bytes sent for one message, all its deltas included, per byte of its final text."""
+
+MESSAGE_BYTES_FREE: Final = 256 * 1024
+"""Bytes one message may cost however short it is; deltas repeat the whole text, so cost grows with its square."""
+
+MESSAGE_BYTES_RESERVE: Final = 32 * 1024
+"""Bytes of ``MESSAGE_BYTES_FREE`` that deltas leave for the completed message."""
+
+TELEGRAM_TEXT_UNITS: Final = 4000
+"""UTF-16 units of one Telegram message (the service takes 4,096 after parsing; the host cuts streamed text at 4,000)."""
+
+DISCORD_TEXT_UNITS: Final = 1900
+"""UTF-16 units of one Discord message: 2,000 less room for the mention the host may put before a group answer."""
+
+UNKNOWN_TEXT_UNITS: Final = 3500
+"""UTF-16 units of one message where nobody says the limit."""
+
+STATUS_CHARS: Final = 80
+"""Characters of one progress line."""
+
+PROGRESS_LINES: Final = 6
+"""Progress lines shown at once with ``show-progress: tools``."""
+
+HEARTBEAT_SILENCE: Final = 15.0
+"""Seconds without any result after which a heartbeat is logged: the host notices a cancel only at the next result and gives
+up after 300 s of silence."""
+
+NOTICE_HOLD: Final = 2.0
+"""Seconds a notice waits for a paragraph end in the answer being streamed before it interrupts it."""
+
+NOTICES_PER_RUN: Final = 20
+"""Different notices shown in one run; more are only logged."""
+
+NOTICE_CHARS: Final = 3000
+"""Characters of one notice or error text."""
+
+LOG_CHARS: Final = 16 * 1024
+"""Characters of one log result; the host refuses, and fails the run, above 65,536."""
+
+REPLY_STREAMS_PER_RUN: Final = 16
+"""Live replies the host allows one run on an agent bot; later ones are plain replies."""
+
+REPLY_STREAM_CHARS: Final = 200_000
+"""Characters of one live reply the host accepts."""
+
+TELEMETRY_PER_SECOND: Final = 5.0
+"""Tool results recorded per second in the long run; the rest is counted and named in one log line."""
+
+TELEMETRY_BURST: Final = 40
+"""Tool results recorded at once before ``TELEMETRY_PER_SECOND`` holds."""
+
+TELEMETRY_VALUE_BYTES: Final = 8 * 1024
+"""Bytes of JSON of a tool call's parameters or result in telemetry."""
+
+TELEMETRY_STRING_CHARS: Final = 2000
+"""Characters of one string inside a tool call's parameters or result in telemetry."""
+
+ESCAPE_CHARS: Final = 2048
+"""Characters of one terminal escape sequence before it counts as unterminated and its rest as text."""
+
+# ---- the forms (defaults and bounds of fields; seconds unless said)
+
+TURN_SECONDS: Final = 1800.0
+"""Default of ``timeout``: a coding turn takes minutes, half an hour is rare. (The host takes 300 s when none is stored.)"""
+
+TURN_SECONDS_MIN: Final = 10.0
+"""Least ``timeout``: below it no agent gets through its own start."""
+
+TURN_SECONDS_MAX: Final = 86_400.0
+"""Greatest ``timeout``, and what zero or less ("no limit" to the host) means here: a run that nobody waits for must end."""
+
+STARTUP_SECONDS: Final = 120.0
+"""Default of ``startup-timeout``: a package runner may have to fetch several 100 MB once."""
+
+INITIALIZE_SECONDS: Final = 60.0
+"""Default of ``initialize-timeout``: slow agents take about 15 s for handshake and session."""
+
+START_SECONDS_MAX: Final = 900.0
+"""Greatest ``startup-timeout`` and ``initialize-timeout``."""
+
+IDLE_SECONDS: Final = 900.0
+"""Default of ``idle-timeout``: model calls are silent for minutes, a quarter of an hour is a hang."""
+
+IDLE_SECONDS_MAX: Final = 86_400.0
+"""Greatest ``idle-timeout``; zero switches the watchdog off."""
+
+KEEP_WARM_SECONDS: Final = 300.0
+"""Default of ``keep-warm``: the usual pause between two messages of one person."""
+
+KEEP_WARM_SECONDS_MAX: Final = 86_400.0
+"""Greatest ``keep-warm``; zero never keeps a process."""
+
+SSH_CONNECT_SECONDS: Final = 15.0
+"""Default of ``ssh-connect-timeout``."""
+
+DAEMON_CONNECT_SECONDS: Final = 20.0
+"""Default of ``daemon-connect-timeout``: longer than a daemon's slowest reconnect while the hub restarts."""
+
+CONNECT_SECONDS_MAX: Final = 300.0
+"""Greatest of both connect timeouts: a person is waiting."""
+
+FORM_TEXT_CHARS: Final = 65_536
+"""Characters of one text field of a form; what is longer was pasted by mistake."""
+
+FORM_JSON_BYTES: Final = 262_144
+"""Bytes of one JSON field of a form."""
+
+FORM_LIST_ITEMS: Final = 1_000
+"""Entries of one list field of a form."""
+
+MCP_SERVERS_MAX: Final = 32
+"""MCP servers one runner form may add; agents connect to each of them at every session start."""

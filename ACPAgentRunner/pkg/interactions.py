@@ -1,0 +1,112 @@
+"""What an approval policy answers when the agent asks, as a pure decision.
+
+Guarantees: an answer is always one of the choices the agent offered or "cancelled"; a standing grant (``allow_always``) is
+never chosen; ``deny`` and ``ask`` never allow anything; under ``allow-edits`` an action is allowed only when it is wholly
+described, touches files and nothing else, and every file it names lies inside the workspace.
+
+``ask`` and vendor values this module does not know are denied with a text that says what was asked and how to change it,
+because nobody can be asked in the middle of a run.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pkg import limits
+from pkg.agent_api import Answer, ApprovalRequested, ChoiceKind, QuestionAsked
+
+ALLOW_ALL: Final = "allow-all"
+ALLOW_EDITS: Final = "allow-edits"
+DENY: Final = "deny"
+
+_FILE_KINDS: Final = frozenset({"read", "edit", "move", "search", "think"})
+_NEEDS_PATHS: Final = frozenset({"edit", "move"})
+_GRANTS: Final[tuple[ChoiceKind, ...]] = ("allow_once", "allow_session")
+_REFUSALS: Final[tuple[ChoiceKind, ...]] = ("reject_once",)
+
+Inside = Callable[[str, str], bool]
+"""``inside(path, cwd)``: whether a path, relative to ``cwd`` unless absolute, lies inside the workspace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The answer to give, whether it allows the action, and the text (key and parameters) a person must see, if any."""
+
+    answer: Answer
+    allowed: bool
+    text_key: str = ""
+    params: Mapping[str, str] = field(default_factory=lambda: types.MappingProxyType({}))
+
+
+def inside_lexically(root: str) -> Inside:
+    """Containment by names alone, for a workspace on another machine, where links can't be resolved from here."""
+    base = posixpath.normpath(root)
+
+    def inside(path: str, cwd: str) -> bool:
+        whole = posixpath.normpath(posixpath.join(cwd or base, path))
+        return whole == base or whole.startswith(base.rstrip("/") + "/")
+
+    return inside
+
+
+def inside_really(root: str) -> Inside:
+    """Containment of real paths (links resolved), for a workspace on this machine."""
+    base = Path(os.path.realpath(root))
+
+    def inside(path: str, cwd: str) -> bool:
+        return Path(os.path.realpath(base / cwd / path)).is_relative_to(base)
+
+    return inside
+
+
+def decide(policy: str, request: ApprovalRequested, inside: Inside) -> Decision:
+    """The decision ``policy`` makes about ``request``; ``inside`` judges the paths it names."""
+    if policy == ALLOW_ALL or (policy == ALLOW_EDITS and _edits_only(request, inside)):
+        choice = _pick(request, _GRANTS)
+        if choice:
+            return Decision(Answer(choice_id=choice), allowed=True)
+        return Decision(_refusal(request), False, "approval.no_single_grant", _described(request))
+    key = {DENY: "approval.denied", ALLOW_EDITS: "approval.not_an_edit"}.get(policy, "approval.cannot_ask")
+    return Decision(_refusal(request), False, key, _described(request))
+
+
+def unanswered(question: QuestionAsked) -> Decision:
+    """The decision about a question while nobody can be asked: cancelled, and the person is told what was asked."""
+    return Decision(Answer(), False, "question.cannot_ask", {"question": _shorten(question.message)})
+
+
+def _edits_only(request: ApprovalRequested, inside: Inside) -> bool:
+    if not request.complete or request.command or request.kind not in _FILE_KINDS:
+        return False
+    paths = (*request.paths, *(diff.path for diff in request.diffs))
+    if request.kind in _NEEDS_PATHS and not paths:
+        return False
+    return all(inside(path, request.cwd) for path in paths)
+
+
+def _pick(request: ApprovalRequested, kinds: tuple[ChoiceKind, ...]) -> str:
+    for kind in kinds:
+        for choice in request.choices:
+            if choice.kind == kind:
+                return choice.choice_id
+    return ""
+
+
+def _refusal(request: ApprovalRequested) -> Answer:
+    return Answer(choice_id=_pick(request, _REFUSALS))
+
+
+def _described(request: ApprovalRequested) -> Mapping[str, str]:
+    named = request.command or request.title or ", ".join(request.paths) or request.kind
+    return {"action": _shorten(named)}
+
+
+def _shorten(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= limits.ACTION_CHARS else line[: limits.ACTION_CHARS - 1] + "…"

@@ -1,0 +1,233 @@
+"""Sessions that stay alive between messages: one reader per session, a bounded pool, and an end for each.
+
+A :class:`LiveSession` reads its session's event stream from opening to close, so that the agent's pipe never fills while
+nobody listens and its death is noticed at once. A run *attaches* and gets every event from then on through an
+:class:`EventChannel`; what arrives while nobody is attached has no voice and is dropped.
+
+Guarantees of :class:`WarmSessions`: a session is taken by one run at a time (it leaves the pool when taken); it is handed
+out only for the very key and settings fingerprint it was opened with, and one with another fingerprint is closed; an
+expired, surplus or dead session is closed by a task of its installation; :meth:`WarmSessions.close_all` returns when none
+is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict, deque
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pkg import limits
+from pkg.agent_api import AgentEvent, AgentSession
+
+
+class Adopt(Protocol):
+    """Starts background work with an owner: :meth:`pkg.installations.Installation.adopt`."""
+
+    def __call__(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+        """Run ``work`` in an empty context."""
+        ...
+
+
+class EventChannel:
+    """Events on their way to one run: bounded, in order, closable from either side."""
+
+    def __init__(self, capacity: int = limits.EVENT_CHANNEL) -> None:
+        """An open, empty channel of ``capacity`` events."""
+        self._capacity = capacity
+        self._events: deque[AgentEvent] = deque()
+        self._changed = asyncio.Event()
+        self._room = asyncio.Event()
+        self._closed = False
+        self.ended = False
+        """The stream behind the channel has ended: no event comes after those still in it."""
+
+    async def put(self, event: AgentEvent) -> None:
+        """Add an event, waiting for room; drops it when the channel is closed."""
+        while len(self._events) >= self._capacity and not self._closed:
+            self._room.clear()
+            await self._room.wait()
+        if not self._closed:
+            self._events.append(event)
+            self._changed.set()
+
+    def end(self) -> None:
+        """Say that no further event comes."""
+        self.ended = True
+        self._changed.set()
+
+    def close(self) -> None:
+        """The consumer is gone: forget what is inside and let a waiting :meth:`put` go."""
+        self._closed = True
+        self._events.clear()
+        self._room.set()
+
+    def wake(self) -> None:
+        """Make a waiting :meth:`wait` return."""
+        self._changed.set()
+
+    def take(self) -> AgentEvent | None:
+        """The next event, or ``None`` when there is none now."""
+        if not self._events:
+            return None
+        event = self._events.popleft()
+        self._room.set()
+        return event
+
+    async def wait(self, timeout: float) -> None:
+        """Return when there is an event, the end or a :meth:`wake`, after ``timeout`` seconds at the latest."""
+        if self._events:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._changed.wait()
+        self._changed.clear()
+
+
+class LiveSession:
+    """An open session with its reader, and what must end together with it (``resources``)."""
+
+    def __init__(self, key: str, fingerprint: str, session: AgentSession, adopt: Adopt) -> None:
+        """Start reading; ``key`` says who may use the session, ``fingerprint`` with which settings it was opened."""
+        self.key = key
+        self.fingerprint = fingerprint
+        self.session = session
+        self.resources = AsyncExitStack()
+        """Closed after the session."""
+        self.gone = asyncio.Event()
+        """The event stream has ended."""
+        self._channel: EventChannel | None = None
+        self._adopt = adopt
+        self._reader = adopt(self._read(), name="session reader")
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether another turn can be prompted."""
+        return self.session.alive and not self.gone.is_set() and self._closing is None
+
+    def attach(self) -> EventChannel:
+        """A channel that gets every event from now on; the one attached before is closed."""
+        self.detach()
+        self._channel = EventChannel()
+        if self.gone.is_set():
+            self._channel.end()
+        return self._channel
+
+    def detach(self) -> None:
+        """Nobody listens any more."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+
+    def begin_close(self) -> asyncio.Task[None]:
+        """Start ending the session and everything that belongs to it; the task is its installation's and awaited there."""
+        if self._closing is None:
+            self._closing = self._adopt(self._close(), name="session close")
+        return self._closing
+
+    async def close(self) -> None:
+        """End the session and wait for it; the ending goes on when the caller is cancelled.
+
+        Raises :class:`pkg.errors.ProcessCleanupUnconfirmed`.
+        """
+        await asyncio.shield(self.begin_close())
+
+    async def _close(self) -> None:
+        async with self.resources:
+            self.detach()
+            try:
+                await self.session.close()
+            finally:
+                self._reader.cancel()
+                await asyncio.wait({self._reader})
+
+    async def _read(self) -> None:
+        try:
+            async for event in self.session.events():
+                if self._channel is not None:
+                    await self._channel.put(event)
+        finally:
+            self.gone.set()
+            if self._channel is not None:
+                self._channel.end()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    live: LiveSession
+    left: asyncio.Event
+
+
+class WarmSessions:
+    """The sessions of one installation that wait for their next message."""
+
+    def __init__(self, adopt: Adopt, capacity: int = limits.WARM_SESSIONS) -> None:
+        """An empty pool of at most ``capacity`` sessions."""
+        self._adopt = adopt
+        self._capacity = capacity
+        self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
+        self._shut = False
+
+    def __len__(self) -> int:
+        """Sessions waiting now."""
+        return len(self._waiting)
+
+    async def take(self, key: str, fingerprint: str) -> LiveSession | None:
+        """The waiting session of ``key``; ``None`` when there is none that can be used with these settings.
+
+        One that can't be used is closed before this returns, so that a new one may open the same vendor session.
+        """
+        live = self._leave(key)
+        if live is None:
+            return None
+        if live.usable and live.fingerprint == fingerprint:
+            return live
+        await live.close()
+        return None
+
+    def put(self, live: LiveSession, keep: float) -> None:
+        """Keep ``live`` for ``keep`` seconds; it is closed when it expires, dies or is pushed out by newer ones."""
+        live.detach()
+        if self._shut or keep <= 0 or not live.usable:
+            live.begin_close()
+            return
+        replaced = self._leave(live.key)
+        if replaced is not None:
+            replaced.begin_close()
+        entry = _Waiting(live, asyncio.Event())
+        self._waiting[live.key] = entry
+        self._adopt(self._expire(entry, keep), name="session keep-warm")
+        while len(self._waiting) > self._capacity:
+            oldest = self._leave(next(iter(self._waiting)))
+            if oldest is not None:
+                oldest.begin_close()
+
+    async def close_all(self) -> None:
+        """Close every waiting session; nothing put afterwards is kept."""
+        self._shut = True
+        endings = [live.begin_close() for key in list(self._waiting) if (live := self._leave(key)) is not None]
+        if endings:
+            await asyncio.wait(endings)
+
+    def _leave(self, key: str) -> LiveSession | None:
+        entry = self._waiting.pop(key, None)
+        if entry is None:
+            return None
+        entry.left.set()
+        return entry.live
+
+    async def _expire(self, entry: _Waiting, keep: float) -> None:
+        waits = [asyncio.ensure_future(event.wait()) for event in (entry.left, entry.live.gone)]
+        try:
+            await asyncio.wait(waits, timeout=keep, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+            await asyncio.wait(waits)
+        if not entry.left.is_set() and self._waiting.get(entry.live.key) is entry:
+            self._leave(entry.live.key)
+            entry.live.begin_close()
