@@ -211,3 +211,38 @@ FORM_LIST_ITEMS: Final = 1_000
 
 MCP_SERVERS_MAX: Final = 32
 """MCP servers one runner form may add; agents connect to each of them at every session start."""
+
+# ---- LangBot's tools for the agent (one loopback MCP listener per worker)
+
+MCP_BODY_BYTES: Final = 1024 * 1024
+"""Bytes of one request body. Arguments of tools are small; this keeps a runaway client from filling the worker."""
+
+MCP_BODY_SECONDS: Final = 20.0
+"""Seconds a client gets to send the body it announced."""
+
+MCP_CONNECTIONS: Final = 512
+"""Open connections to the listener; each is a descriptor of the worker, and agents keep one to four."""
+
+MCP_UNPROVEN_SECONDS: Final = 10.0
+"""Seconds a connection may stay without having presented a valid bearer; any local user can open one."""
+
+MCP_KEEPALIVE_SECONDS: Final = 75.0
+"""Seconds an idle connection of an agent is kept."""
+
+MCP_STOP_SECONDS: Final = 1.0
+"""Seconds answers in flight get to leave when their endpoint or the listener closes."""
+
+MCP_BATCH: Final = 32
+"""Messages in one JSON-RPC batch; real clients send one."""
+
+MCP_CALLS_AT_ONCE: Final = 8
+"""Tool calls of one run that reach the host at once; 128 actions share a worker's connection with every other run."""
+
+MCP_CALLS_WAITING: Final = 64
+"""Tool calls of one run that may wait behind those; one more is told to try again later."""
+
+MCP_RESULT_CHARS: Final = 200_000
+"""Characters of one tool result; models take about a tenth of that, and the rest would only cost memory."""
+
+MCP_INLINE_CHARS: Final = 2_000
+"""Characters of one attachment body in the current event; files reach the agent as files, not as base64 text."""

@@ -40,6 +40,9 @@ def render(key: str, language: str, params: Mapping[str, object] | None = None) 
     """The text of ``key`` in ``language`` with its placeholders filled; never raises for an unknown key."""
     values = _Params({name: str(value) for name, value in (params or {}).items()})
     known = language if language in LANGUAGES else DEFAULT_LANGUAGE
+    for name, value in values.items():
+        if value.startswith("problem.") and value != key and value in catalogue(DEFAULT_LANGUAGE):
+            values[name] = render(value, known, values)
     template = catalogue(known).get(key) or catalogue(DEFAULT_LANGUAGE).get(key)
     if template is None:
         listed = ", ".join(f"{name}={value}" for name, value in values.items())
