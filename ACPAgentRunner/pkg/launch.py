@@ -91,6 +91,11 @@ class Launcher(Protocol):
         """A stable name of the machine and account, part of the key under which a vendor session id is stored."""
         ...
 
+    @property
+    def local(self) -> bool:
+        """Whether the place is this machine and account, so that paths of the place can be opened from here."""
+        ...
+
     async def start(self, command: Command) -> AgentProcess:
         """Start the command. Raises :class:`pkg.errors.LaunchError`; by then nothing it started is left."""
         ...

@@ -246,3 +246,83 @@ MCP_RESULT_CHARS: Final = 200_000
 
 MCP_INLINE_CHARS: Final = 2_000
 """Characters of one attachment body in the current event; files reach the agent as files, not as base64 text."""
+
+# ---- the ACP driver
+
+ACP_READ_BYTES: Final = 256 * 1024
+"""Bytes asked of an agent's stdout at once; large lines arrive in few pieces."""
+
+ACP_NOISE_LINES: Final = 50
+"""Lines on stdout that are no protocol messages and are kept for diagnosis; the rest is only counted."""
+
+ACP_NOISE_CHARS: Final = 500
+"""Characters kept of one such line."""
+
+ACP_PEEK_BYTES: Final = 4096
+"""Bytes kept of both ends of a line over ``AGENT_LINE_BYTES``, enough to find which request it answered."""
+
+ACP_OPEN_REQUESTS: Final = 256
+"""Requests of one agent that may be open here at once; one more is refused."""
+
+ACP_EARLY_UPDATES: Final = 256
+"""Updates kept from before the session's id is known; agents send about three."""
+
+ACP_EXIT_DRAIN: Final = 1.0
+"""Seconds an ended agent's output is still read, and a closed output waits for the exit code."""
+
+ACP_CLOSE_SECONDS: Final = 2.0
+"""Seconds for ``session/close`` before the process is ended anyway."""
+
+ACP_RELOAD_PAUSE: Final = 61.0
+"""Seconds between an agent's last write and a load for agents that destroy a session loaded within the same minute."""
+
+ACP_RELOAD_MEMORY: Final = 1024
+"""Recently closed sessions whose time is remembered for that pause."""
+
+ACP_LIST_PAGES: Final = 20
+"""Pages of ``session/list`` read to prove that a session is gone."""
+
+ACP_ERROR_CHARS: Final = 2000
+"""Characters of an agent's own error text."""
+
+ACP_STDERR_LINES: Final = 12
+"""Last lines of stderr shown when an agent ends unexpectedly."""
+
+ACP_NOTICE_CHARS: Final = 4000
+"""Characters of JSON kept of an update whose kind is unknown."""
+
+ACP_TOOL_INPUT_BYTES: Final = 16 * 1024
+"""Bytes of JSON of a tool call's input in an event."""
+
+ACP_TOOL_OUTPUT_CHARS: Final = 64 * 1024
+"""Characters of a tool call's output in an event."""
+
+ACP_DIFF_CHARS: Final = 256 * 1024
+"""Characters of one side of a diff in an event."""
+
+ACP_DIFFS: Final = 64
+"""Diffs of one tool call in an event."""
+
+ACP_COMMAND_CHARS: Final = 64 * 1024
+"""Characters of a command offered for approval; a longer one is not offered as complete."""
+
+ACP_PLAN_ENTRIES: Final = 200
+"""Lines of one plan."""
+
+ACP_QUESTION_FIELDS: Final = 50
+"""Fields of one question, and options of one field."""
+
+ACP_HELD_TEXT_CHARS: Final = 16 * 1024
+"""Characters of answer text held back while it looks like an error message that the turn's end will repeat."""
+
+ACP_FILE_BYTES: Final = 10 * 1024 * 1024
+"""Bytes of a file an agent reads or writes through the client; source files are far smaller."""
+
+ACP_EMBED_CHARS: Final = 256 * 1024
+"""Characters of a text attachment put into the prompt itself; a larger one becomes a file in the workspace."""
+
+ACP_TERMINALS: Final = 16
+"""Terminals of one session at once."""
+
+ACP_TERMINAL_BYTES: Final = 1024 * 1024
+"""Bytes of a terminal's output kept when the agent names no limit, and the most it may ask for."""
