@@ -326,3 +326,50 @@ ACP_TERMINALS: Final = 16
 
 ACP_TERMINAL_BYTES: Final = 1024 * 1024
 """Bytes of a terminal's output kept when the agent names no limit, and the most it may ask for."""
+
+# ---- SSH (seconds and bytes)
+
+SSH_ALIVE_INTERVAL: Final = 10.0
+"""Seconds between two keepalives, in both directions, above the ones of SSH itself."""
+
+SSH_ALIVE_TIMEOUT: Final = 60.0
+"""Seconds without a keepalive after which the remote side ends its tree by itself and this side gives the machine up."""
+
+SSH_SERVER_ALIVE_COUNT: Final = 3
+"""Unanswered keepalives of SSH itself, ``SSH_ALIVE_INTERVAL`` apart, after which its client gives up."""
+
+SSH_LOGIN_MARGIN: Final = 30.0
+"""Seconds above the connect timeout for key exchange, login and the account's shell start-up files."""
+
+SSH_START_SECONDS: Final = 30.0
+"""Seconds the remote side gets to answer whether it started the command."""
+
+SSH_CONFIRM_MARGIN: Final = 3.0
+"""Seconds above all graces the remote side's confirmation may take before the cleanup counts as unconfirmed."""
+
+SSH_FRAME_BYTES: Final = 64 * 1024
+"""Bytes of one frame's payload; larger only a start order (environment and the supervisor's program)."""
+
+SSH_ORDER_BYTES: Final = 2 * 1024 * 1024
+"""Bytes of the largest control frame; what claims to be larger is not our protocol."""
+
+SSH_WINDOW_BYTES: Final = 1024 * 1024
+"""Bytes of stdin, and of stdout, under way unacknowledged; so a stalled stream never holds back the control channel."""
+
+SSH_GREETING_BYTES: Final = 64 * 1024
+"""Bytes of noise (start-up files that print) skipped before the remote side's greeting."""
+
+SSH_TUNNEL_ATTEMPTS: Final = 4
+"""Remote ports tried for a tunnel before giving up."""
+
+SSH_TUNNEL_PORTS: Final = range(20_000, 32_768)
+"""Remote ports a tunnel may take: below the range from which Linux gives out ports by itself."""
+
+SSH_OPTIONS_MAX: Final = 64
+"""Extra options of one form; nobody types more."""
+
+SSH_KEY_BYTES: Final = 64 * 1024
+"""Bytes of a private key; the largest real ones have 4 KiB."""
+
+SSH_DETAIL_CHARS: Final = 200
+"""Characters of the SSH client's own words repeated when their meaning is not known."""
