@@ -7,32 +7,27 @@ lock and, when the selected tests want them, the real ACP agents and the real La
 
 import sys
 
-if sys.version_info < (3, 11):
-    sys.stderr.write(
-        "This needs Python 3.11 or newer, and %s is %d.%d. Start it with a newer one, for example: python3.12 scripts/test.py\n"
-        % (sys.executable or "this", sys.version_info[0], sys.version_info[1])
-    )
-    sys.exit(2)
+if sys.version_info < (3, 11):  # noqa: UP036 - said readably where an older Python would stop at a syntax error
+    sys.exit(f"This needs Python 3.11 or newer, {sys.executable} is {sys.version.split()[0]}. Try: python3.12 {sys.argv[0]}")
 
 import os
 
-from tooling import ROOT, SetupError, venv
+from tooling import ROOT, SetupError, steps, venv
 
 
-def main(arguments):
-    """Prepare and hand over to pytest; only returns when something is missing, with exit code 2."""
+def main(arguments: list[str]) -> int:
+    """Prepare and become pytest; returns only for ``--python`` (0) and when something is missing (2)."""
     try:
         python = venv.development()
     except SetupError as exc:
-        sys.stderr.write("%s\n" % exc)
+        steps.say(str(exc))
         return 2
     if arguments == ["--python"]:
         print(python)
         return 0
     os.environ["SUITE_PREPARE"] = "1"
-    os.chdir(str(ROOT))
-    sys.stdout.flush()
-    os.execv(str(python), [str(python), "-m", "pytest"] + arguments)
+    os.chdir(ROOT)
+    return os.execv(python, [str(python), "-m", "pytest", *arguments])
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The real ACP agents of the suite, installed from the npm lock in ``certification-tests/vendor`` into ``.vendor``.
 
-The lock holds versions and content hashes and no addresses, so whatever registry npm is set up for is used. No package
-script is run: the binaries lie inside the packages. The directory's name carries the fingerprint of the lock, and it gets
-that name only when the installation is complete.
+The lock holds versions and content hashes and no addresses, so whatever registry npm is set up for is used. Package scripts are
+not run, except the one by which opencode puts its platform's binary in place. The directory's name carries the fingerprint of
+the lock, and it gets that name only when the installation is complete.
 """
 
 from __future__ import annotations
@@ -64,5 +64,8 @@ def _install(target: Path) -> None:
     staged.mkdir(parents=True)
     for name in ("package.json", "package-lock.json"):
         shutil.copyfile(MANIFEST / name, staged / name)
-    steps.run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"], cwd=staged)
+    # Not `npm ci`: one agent has a package per platform, and registries that mirror only some platforms made the lock
+    # incomplete for the others, which `ci` refuses and `install` completes (by exact version).
+    steps.run(["npm", "install", "--ignore-scripts", "--no-save", "--no-audit", "--no-fund", "--loglevel=error"], cwd=staged)
+    steps.run(["npm", "rebuild", "--loglevel=error", "opencode-ai"], cwd=staged)
     staged.rename(target)

@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tooling import ROOT, WORK, SetupError, steps
@@ -108,7 +109,7 @@ def _create(directory: Path) -> None:
         if _installer(directory) is not None:
             return
         shutil.rmtree(directory)
-    for virtualenv in ([sys.executable, "-m", "virtualenv"], [shutil.which("virtualenv") or ""]):
+    for virtualenv in ([sys.executable, "-m", "virtualenv"], [shutil.which("virtualenv") or "virtualenv"]):
         if _works([*virtualenv, "--version"]):
             steps.run([*virtualenv, "--quiet", "--python", sys.executable, directory])
             return
@@ -123,14 +124,9 @@ def _installer(directory: Path) -> list[str | Path] | None:
     return next((command for command in candidates if _works([*command, "--version"])), None)
 
 
-def _works(command: list[str] | list[str | Path]) -> bool:
-    if not str(command[0]):
-        return False
+def _works(command: Sequence[str | Path]) -> bool:
     try:
-        return (
-            subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode
-            == 0
-        )
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0
     except OSError:
         return False
 

@@ -1,0 +1,165 @@
+"""What every suite shares: which package is under test, what selected tests need, and that no test leaves a process behind.
+
+``CODING_RUNNER_SOURCE_ROOT`` points the suites at extracted artifacts: a directory that holds ``ACPAgentRunner`` (or is one
+package itself); ``pkg``, ``agent`` and ``components`` are then imported from there.
+
+``SUITE_PREPARE`` (set by ``scripts/test.py``) lets the suite install what the selected tests need: the real ACP agents and the
+real LangBot host. Where something cannot be had, its tests are skipped with the reason; with ``SUITE_REQUIRE_ALL`` (set by
+``.ci/run``) that is a failure instead.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tooling import ROOT, SetupError, agents, host, venv
+
+MARKERS = {
+    "real_agents": "drives the real ACP agents from the npm registry (about 1 GB, needs Node.js)",
+    "real_host": "drives the real LangBot host (1.6 GB, in an environment of its own)",
+    "sdk_worker": "drives the built package in a real worker of the SDK's own runtime",
+    "ssh": "drives a loopback OpenSSH server",
+    "pid_namespace": "runs as PID 1 of a namespace of its own, as in a jail",
+    "demo": "runs the demo as a person does",
+    "static": "checks the sources: style, types, copies",
+}
+LEFTOVER_GRACE = 5.0
+"""Seconds a test's last child gets to leave before the test is blamed; only waited when there is one."""
+
+HARMLESS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
+"""Helpers of Python's own that live as long as their parent."""
+
+
+def _source_root() -> Path:
+    given = os.environ.get("CODING_RUNNER_SOURCE_ROOT", "")
+    if not given:
+        return ROOT / "ACPAgentRunner"
+    root = Path(given).resolve()
+    package = root / "ACPAgentRunner" if (root / "ACPAgentRunner").is_dir() else root
+    if not (package / "pkg" / "agent_api.py").is_file():
+        raise pytest.UsageError(f"CODING_RUNNER_SOURCE_ROOT={given} holds no extracted package")
+    return package
+
+
+SOURCE_ROOT = _source_root()
+sys.path[:] = [str(SOURCE_ROOT), *(entry for entry in sys.path if entry != str(ROOT / "ACPAgentRunner"))]
+
+
+@pytest.fixture(scope="session")
+def package_root() -> Path:
+    """The package under test: the source tree's, or the extracted one."""
+    return SOURCE_ROOT
+
+
+@pytest.fixture(scope="session")
+def agent_binaries() -> Path:
+    """The directory with the real ACP agents' commands (for tests marked ``real_agents``)."""
+    return agents.binaries()
+
+
+@pytest.fixture(scope="session")
+def host_python() -> Path:
+    """The interpreter that has the real LangBot host (for tests marked ``real_host``)."""
+    return venv.interpreter(host.directory())
+
+
+# ------------------------------------------------------------------ what the selected tests need
+
+
+def _real_agents(prepare: bool) -> str:
+    if agents.directory().is_dir():
+        return agents.missing()
+    if not prepare:
+        return "the real ACP agents are not installed; start the suite with: python3 scripts/test.py"
+    if reason := agents.missing():
+        return reason
+    agents.ensure()
+    return ""
+
+
+def _real_host(prepare: bool) -> str:
+    if prepare:
+        host.ensure()
+    elif not venv.is_ready(host.directory(), host.LOCK):
+        return "the real LangBot host is not installed; start the suite with: python3 scripts/test.py"
+    return ""
+
+
+def _ssh(prepare: bool) -> str:
+    path = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
+    absent = [name for name in ("sshd", "ssh", "ssh-keygen") if shutil.which(name, path=path) is None]
+    return f"{', '.join(absent)} not found; on Debian: apt-get install openssh-server openssh-client" if absent else ""
+
+
+NEEDS: dict[str, Callable[[bool], str]] = {"real_agents": _real_agents, "real_host": _real_host, "ssh": _ssh}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, meaning in MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Prepare what the tests that were really selected need; skip those whose needs cannot be met."""
+    if session.config.option.collectonly:
+        return
+    prepare = bool(os.environ.get("SUITE_PREPARE"))
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    for marker, prepared in NEEDS.items():
+        wanting = [item for item in session.items if item.get_closest_marker(marker)]
+        if not wanting:
+            continue
+        if capture is not None:
+            capture.suspend_global_capture(in_=False)
+        try:
+            reason = prepared(prepare)
+        except SetupError as exc:
+            raise pytest.UsageError(f"tests marked {marker} cannot be prepared: {exc}") from None
+        finally:
+            if capture is not None:
+                capture.resume_global_capture()
+        if reason and os.environ.get("SUITE_REQUIRE_ALL"):
+            raise pytest.UsageError(f"{len(wanting)} tests marked {marker} cannot run: {reason}")
+        for item in wanting if reason else ():
+            item.add_marker(pytest.mark.skip(reason=f"{marker}: {reason}"))
+
+
+# ------------------------------------------------------------------ nothing is left behind
+
+
+def _children() -> dict[int, str]:
+    """This process's living children: pid to command line. Empty where there is no ``/proc``."""
+    found: dict[int, str] = {}
+    for listing in Path("/proc/self/task").glob("*/children"):
+        try:
+            pids = listing.read_text().split()
+        except OSError:
+            continue
+        for pid in pids:
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            except OSError:
+                continue
+            if command and not any(name in command for name in HARMLESS):  # a zombie has no command line
+                found[int(pid)] = command.replace(b"\0", b" ").decode(errors="replace")[:200]
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _no_child_left() -> Iterator[None]:
+    """Fail a test that leaves a child process of the test process behind."""
+    before = _children()
+    yield
+    end = time.monotonic() + LEFTOVER_GRACE
+    while left := {pid: command for pid, command in _children().items() if pid not in before}:
+        if time.monotonic() > end:
+            shown = "; ".join(f"{pid}: {command}" for pid, command in left.items())
+            pytest.fail(f"processes left behind: {shown}")
+        time.sleep(0.02)
