@@ -1,8 +1,8 @@
 """Sessions that stay alive between messages: one reader per session, a bounded pool, and an end for each.
 
 A :class:`LiveSession` reads its session's event stream from opening to close, so that the agent's pipe never fills while
-nobody listens and its death is noticed at once. A run *attaches* and gets every event from then on through an
-:class:`EventChannel`; what arrives while nobody is attached has no voice and is dropped.
+nobody listens and its death is noticed at once. A run *attaches* and gets every event from then on through a
+:class:`Channel`; what arrives while nobody is attached has no voice and is dropped.
 
 Guarantees of :class:`WarmSessions`: a session is taken by one run at a time (it leaves the pool when taken); it is handed
 out only for the very key and settings fingerprint it was opened with, and one with another fingerprint is closed; an
@@ -16,9 +16,8 @@ import asyncio
 import contextlib
 from collections import OrderedDict, deque
 from collections.abc import Coroutine
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from pkg import limits
 from pkg.agent_api import AgentEvent, AgentSession
@@ -32,74 +31,81 @@ class Adopt(Protocol):
         ...
 
 
-class EventChannel:
-    """Events on their way to one run: bounded, in order, closable from either side."""
+class Companion(Protocol):
+    """Something that ends together with a session."""
+
+    async def close(self) -> None:
+        """End it; idempotent."""
+        ...
+
+
+Item = TypeVar("Item")
+
+
+class Channel(Generic[Item]):
+    """Items on their way from one task to another: bounded, in order, closable from either side."""
 
     def __init__(self, capacity: int = limits.EVENT_CHANNEL) -> None:
-        """An open, empty channel of ``capacity`` events."""
+        """An open, empty channel of ``capacity`` items."""
         self._capacity = capacity
-        self._events: deque[AgentEvent] = deque()
+        self._items: deque[Item] = deque()
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
         self._closed = False
         self.ended = False
-        """The stream behind the channel has ended: no event comes after those still in it."""
+        """Nothing comes after what is still inside."""
 
-    async def put(self, event: AgentEvent) -> None:
-        """Add an event, waiting for room; drops it when the channel is closed."""
-        while len(self._events) >= self._capacity and not self._closed:
+    async def put(self, item: Item) -> None:
+        """Add an item, waiting for room; drops it when the channel is closed."""
+        while len(self._items) >= self._capacity and not self._closed:
             self._room.clear()
             await self._room.wait()
         if not self._closed:
-            self._events.append(event)
+            self._items.append(item)
             self._changed.set()
 
     def end(self) -> None:
-        """Say that no further event comes."""
+        """Say that nothing comes any more."""
         self.ended = True
         self._changed.set()
 
     def close(self) -> None:
         """The consumer is gone: forget what is inside and let a waiting :meth:`put` go."""
         self._closed = True
-        self._events.clear()
+        self._items.clear()
         self._room.set()
 
-    def wake(self) -> None:
-        """Make a waiting :meth:`wait` return."""
-        self._changed.set()
-
-    def take(self) -> AgentEvent | None:
-        """The next event, or ``None`` when there is none now."""
-        if not self._events:
+    def take(self) -> Item | None:
+        """The next item, or ``None`` when there is none now."""
+        if not self._items:
             return None
-        event = self._events.popleft()
+        item = self._items.popleft()
         self._room.set()
-        return event
+        return item
 
-    async def wait(self, timeout: float) -> None:
-        """Return when there is an event, the end or a :meth:`wake`, after ``timeout`` seconds at the latest."""
-        if self._events:
+    async def wait(self, timeout: float | None = None) -> None:
+        """Return when there is an item or the end, after ``timeout`` seconds at the latest."""
+        if self._items or self.ended:
             return
+        self._changed.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._changed.wait()
-        self._changed.clear()
 
 
 class LiveSession:
-    """An open session with its reader, and what must end together with it (``resources``)."""
+    """An open session with its reader, and the companion that ends together with it."""
 
     def __init__(self, key: str, fingerprint: str, session: AgentSession, adopt: Adopt) -> None:
         """Start reading; ``key`` says who may use the session, ``fingerprint`` with which settings it was opened."""
         self.key = key
         self.fingerprint = fingerprint
         self.session = session
-        self.resources = AsyncExitStack()
-        """Closed after the session."""
+        self.companion: Companion | None = None
+        """Closed before the session."""
         self.gone = asyncio.Event()
         """The event stream has ended."""
-        self._channel: EventChannel | None = None
+        self._channel: Channel[AgentEvent] | None = None
         self._adopt = adopt
         self._reader = adopt(self._read(), name="session reader")
         self._closing: asyncio.Task[None] | None = None
@@ -109,10 +115,10 @@ class LiveSession:
         """Whether another turn can be prompted."""
         return self.session.alive and not self.gone.is_set() and self._closing is None
 
-    def attach(self) -> EventChannel:
+    def attach(self) -> Channel[AgentEvent]:
         """A channel that gets every event from now on; the one attached before is closed."""
         self.detach()
-        self._channel = EventChannel()
+        self._channel = Channel()
         if self.gone.is_set():
             self._channel.end()
         return self._channel
@@ -137,8 +143,11 @@ class LiveSession:
         await asyncio.shield(self.begin_close())
 
     async def _close(self) -> None:
-        async with self.resources:
-            self.detach()
+        self.detach()
+        try:
+            if self.companion is not None:
+                await self.companion.close()
+        finally:
             try:
                 await self.session.close()
             finally:
