@@ -1,9 +1,11 @@
 """Virtual environments made from a pinned lock, and reused as long as lock, place and Python are the same.
 
-An environment is ready when its stamp equals the fingerprint of its lock, its directory and the interpreter inside it; so
-a changed lock, a moved working copy and a replaced Python are all noticed. An environment whose installation was
-interrupted is made anew. What is needed to make one, in the order tried: ``ensurepip`` of this Python; a ``pip`` that can
-install into another environment; ``virtualenv``. With none of them, :class:`tooling.SetupError` names the one command to run.
+An environment is ready when its stamp equals the fingerprint of its lock, its directory and the interpreter inside it; so a
+changed lock, a moved working copy and a replaced Python are all noticed. An environment whose installation was interrupted is
+made anew. A lock names everything down to the last dependency, so nothing is resolved at installation.
+
+What is needed to make one, in the order tried: ``ensurepip`` of this Python; a ``pip`` that can install into another
+environment; ``virtualenv``. With none of them, :class:`tooling.SetupError` names the one command to run.
 """
 
 from __future__ import annotations
@@ -22,7 +24,14 @@ DEV_LOCK = ROOT / "scripts" / "lock" / "dev.txt"
 DEV_VENV = ROOT / ".venv"
 STAMP = "lock.stamp"
 UNFINISHED = "installation.unfinished"
-PIP_OPTIONS = ("--quiet", "--no-input", "--disable-pip-version-check", "--require-virtualenv", "--no-warn-script-location")
+PIP_OPTIONS = (
+    "--quiet",
+    "--no-deps",
+    "--no-input",
+    "--disable-pip-version-check",
+    "--require-virtualenv",
+    "--no-warn-script-location",
+)
 OLDEST = (3, 11)
 
 
