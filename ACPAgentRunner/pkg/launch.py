@@ -1,113 +1,63 @@
 """Where an agent's process runs, behind one interface: a :class:`Launcher` starts a :class:`Command` in its place.
 
-Whatever the place, the process runs under ``process_supervisor`` there, its stdin and stdout are byte streams here, and
-:meth:`AgentProcess.stop` returns only when the place confirmed that nothing of the tree is left.
+The interface is defined in :mod:`pkg.process_api` and offered here again; :class:`LocalLauncher` is this machine and account.
 """
 
 from __future__ import annotations
 
-import types
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+import hashlib
+import os
+from pathlib import Path
 
-from pkg import limits
+from pkg import runtime_support
+from pkg.process_api import AgentProcess, Command, Exit, Graces, Launcher
+from pkg.supervised_process import SupervisedProcess
 
-
-@dataclass(frozen=True, slots=True)
-class Graces:
-    """Seconds granted to each step of ending a tree: stdin EOF, SIGTERM, SIGKILL (the cancel step is the driver's)."""
-
-    eof: float = limits.EOF_GRACE
-    term: float = limits.TERM_GRACE
-    kill: float = limits.KILL_GRACE
+__all__ = ["AgentProcess", "Command", "Exit", "Graces", "Launcher", "LocalLauncher"]
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """What to run: ``argv[0]`` is a name or absolute path, resolved in the place itself; ``env`` is laid over its base.
+class LocalLauncher:
+    """Starts agents on this machine, each under a supervisor of its own.
 
-    ``env`` may hold secrets: it reaches the process as its environment and appears nowhere else.
+    ``recorded_path`` is a search path noted when the account's own shell was at hand (a service has a bare one). ``method``
+    ``"sweep"`` forgoes the subreaper, as on systems that have none.
     """
 
-    argv: tuple[str, ...]
-    cwd: str
-    env: Mapping[str, str] = field(repr=False, default_factory=lambda: types.MappingProxyType({}))
-    graces: Graces = Graces()
+    local = True
 
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """How the agent's own process ended: its exit code, or minus the signal number."""
-
-    code: int
-
-
-class AgentProcess(Protocol):
-    """A running agent: two byte streams and a proven end."""
-
-    @property
-    def pid(self) -> int:
-        """The agent's pid in its place's numbering."""
-        ...
-
-    async def write(self, data: bytes) -> None:
-        """Write to the agent's stdin and wait until the pipe took it. Raises :class:`pkg.errors.AgentDied`."""
-        ...
-
-    def close_stdin(self) -> None:
-        """Close the agent's stdin without waiting; idempotent."""
-        ...
-
-    async def read(self, size: int = 65536) -> bytes:
-        """Up to ``size`` bytes of the agent's stdout, ``b""`` at its end. Not reading holds the agent back."""
-        ...
-
-    def stderr_tail(self) -> str:
-        """The last lines of stderr: decoded, without ANSI escapes, secrets of the environment replaced by ``***``."""
-        ...
-
-    async def wait(self) -> Exit:
-        """Wait until the agent's own process has ended (its children may live on until :meth:`stop`).
-
-        Raises :class:`pkg.errors.AgentDied` when the place itself was lost (an SSH connection), so that no code is known.
-        """
-        ...
-
-    async def stop(self) -> None:
-        """End the whole tree and return when the place confirmed that nothing is left; idempotent.
-
-        Safe under repeated cancellation: the ending goes on and a later call awaits it. Raises
-        :class:`pkg.errors.ProcessCleanupUnconfirmed` when it cannot be confirmed.
-        """
-        ...
-
-
-class Launcher(Protocol):
-    """One place where agents can run."""
+    def __init__(self, *, recorded_path: str = "", method: str = "auto") -> None:
+        self._recorded_path = recorded_path
+        self._method = method
 
     @property
     def machine(self) -> str:
-        """A stable name of the machine and account, part of the key under which a vendor session id is stored."""
-        ...
+        """``local-`` and a digest of account and home; two places of one installation with one home are one machine."""
+        account = f"{os.getuid()}\0{runtime_support.home_directory()}"
+        return "local-" + hashlib.sha256(account.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
-    @property
-    def local(self) -> bool:
-        """Whether the place is this machine and account, so that paths of the place can be opened from here."""
-        ...
+    async def start(self, command: Command) -> SupervisedProcess:
+        """Start the command under a supervisor.
 
-    async def start(self, command: Command) -> AgentProcess:
-        """Start the command. Raises :class:`pkg.errors.LaunchError`; by then nothing it started is left."""
-        ...
+        Raises :class:`pkg.errors.LaunchError`: ``coding.agent_not_found`` (names where it was looked for),
+        ``coding.agent_not_executable``, ``coding.workspace_missing``, ``coding.workspace_not_directory``,
+        ``coding.workspace_not_readable``, ``coding.agent_start_failed``, ``coding.supervisor_failed``.
+        """
+        env = runtime_support.child_environment(command.env, recorded_path=self._recorded_path)
+        directory = Path(command.cwd)
+        executable = runtime_support.find_executable(command.argv[0] if command.argv else "", env["PATH"], cwd=directory)
+        return await SupervisedProcess.start(
+            executable,
+            (executable, *command.argv[1:]),
+            cwd=str(directory),
+            env=env,
+            graces=command.graces,
+            secrets=runtime_support.secret_values(command.env),
+            method=self._method,
+        )
 
     async def reach(self, url: str) -> str:
-        """The address under which the next :meth:`start` reaches ``url``, a loopback address of this machine, from its place.
-
-        The same ``url`` where the place is this machine. Elsewhere a tunnel is opened, held for the next start and living
-        as long as that process. Raises :class:`pkg.errors.LaunchError`.
-        """
-        ...
+        """The same address: the place is this machine."""
+        return url
 
     async def close(self) -> None:
-        """Give up what :meth:`reach` opened and no :meth:`start` took; idempotent. Processes started live on."""
-        ...
+        """Nothing to give up."""

@@ -88,8 +88,8 @@ ATTACHMENT_NAME_CHARS: Final = 128
 RESULT_JSON_BYTES: Final = 600 * 1024
 """Bytes of one result's JSON: the host's frame limit is 1 MiB and a frame carries more than the result."""
 
-RESULT_ENVELOPE_BYTES: Final = 1024
-"""Bytes of a message result's JSON that are not its text: run id, type, role, nulls, usage (measured: about 400)."""
+RESULT_ENVELOPE_BYTES: Final = 512
+"""Bytes of a message result's JSON that are not its text: run id, type, role, nulls (measured: about 360)."""
 
 DELTA_INTERVAL: Final = 0.25
 """Seconds between two deltas of a run: the host handles about 15 results per second for everybody, so 4 is a fair share."""
@@ -109,6 +109,12 @@ MESSAGE_BYTES_RESERVE: Final = 32 * 1024
 
 TELEGRAM_TEXT_UNITS: Final = 4000
 """UTF-16 units of one Telegram message (the service takes 4,096 after parsing; the host cuts streamed text at 4,000)."""
+
+TELEGRAM_GROUP_DELTA_INTERVAL: Final = 3.0
+"""Seconds between two deltas in a Telegram group, which takes about 20 messages and edits per minute from a bot."""
+
+STATUS_INTERVAL: Final = 2.0
+"""Seconds between two deltas that differ only in their progress line, and before progress alone opens another bubble."""
 
 DISCORD_TEXT_UNITS: Final = 1900
 """UTF-16 units of one Discord message: 2,000 less room for the mention the host may put before a group answer."""
@@ -149,6 +155,9 @@ TELEMETRY_PER_SECOND: Final = 5.0
 
 TELEMETRY_BURST: Final = 40
 """Tool results recorded at once before ``TELEMETRY_PER_SECOND`` holds."""
+
+TELEMETRY_OPEN_CALLS: Final = 512
+"""Recorded tool calls of a run that are still running; the oldest beyond it never get their end recorded."""
 
 TELEMETRY_VALUE_BYTES: Final = 8 * 1024
 """Bytes of JSON of a tool call's parameters or result in telemetry."""
@@ -373,3 +382,61 @@ SSH_KEY_BYTES: Final = 64 * 1024
 
 SSH_DETAIL_CHARS: Final = 200
 """Characters of the SSH client's own words repeated when their meaning is not known."""
+
+# ---- processes on this machine (seconds, bytes)
+
+SETTLE_GRACE: Final = 0.15
+"""Seconds the rest of a tree gets to follow its agent before SIGTERM, and between two looks at it."""
+
+STOP_MARGIN: Final = 1.5
+"""Seconds above all graces a supervisor gets to report before it is taken for hung and its tree is swept."""
+
+SWEEP_TERM_GRACE: Final = 0.5
+"""Seconds of SIGTERM in the sweep after a lost supervisor; with the next one and all graces still below 10 s."""
+
+SWEEP_KILL_GRACE: Final = 1.0
+"""Seconds of SIGKILL in the sweep after a lost supervisor."""
+
+SUPERVISOR_START: Final = 20.0
+"""Seconds until a supervisor must have started its agent; it takes 20 ms, and a second on a machine in trouble."""
+
+SUPERVISOR_EXIT: Final = 2.0
+"""Seconds between a supervisor closing its channel and its end."""
+
+ORPHAN_AGE: Final = 1.0
+"""Seconds a re-parented zombie must have been one before it is taken from whoever might wait for it."""
+
+PIPE_WRITE_BYTES: Final = 65536
+"""Bytes of one write or read on an agent's pipe; what a pipe holds."""
+
+PIPE_REST_BYTES: Final = 1024 * 1024
+"""Bytes of stdout kept for the reader after the end; the most an unprivileged pipe holds."""
+
+PIPE_BURST: Final = 16
+"""Reads in a row without waiting before other work of the loop gets its turn."""
+
+SECRET_CHARS: Final = 7
+"""Characters from which on a value of the environment is hidden in stderr; shorter ones (1, true, debug) are no secrets."""
+
+SECRET_LINE_CHARS: Final = 16
+"""Characters from which on a single line of a secret with several lines (a key file) is hidden, too."""
+
+LAST_WORDS_LINES: Final = 12
+"""Lines of stderr shown when an agent died."""
+
+LAST_WORDS_CHARS: Final = 1500
+"""Characters of stderr shown when an agent died."""
+
+SESSION_GUARD_WAIT: Final = 5.0
+"""Seconds to wait for a session another writer is just letting go of."""
+
+SESSION_GUARD_POLL: Final = 0.05
+"""Seconds between two tries for a session's lock; the kernel tells nobody."""
+
+# ---- results of a run on their way to the host
+
+OUTBOX: Final = 64
+"""Results between the run loop and the SDK's own queue; a full one holds the loop, and with it the agent, back."""
+
+RECOVERY_WAIT: Final = 3.0
+"""Seconds the first prompt waits for messages dropped by the host to be recovered."""
