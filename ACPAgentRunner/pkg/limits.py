@@ -440,3 +440,6 @@ OUTBOX: Final = 64
 
 RECOVERY_WAIT: Final = 3.0
 """Seconds the first prompt waits for messages dropped by the host to be recovered."""
+
+SSH_PLACES_SHOWN: Final = 12
+"""Directories named when a command is not found on the remote machine."""

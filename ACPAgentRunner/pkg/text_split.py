@@ -7,8 +7,8 @@ Guarantees, for any text without lone surrogates and any limit of at least ``MIN
   and one after it;
 - a part that ends inside a code fence closes it, and the next one opens it again with its indentation, its length of
   marks and its language;
-- no cut falls inside a surrogate pair; none falls inside a letter with its marks, a flag or a joined emoji unless a single one of
-  those is longer than ``GRAPHEME_REACH`` characters.
+- no cut falls inside a surrogate pair; none falls inside a letter with its marks, a flag or a joined emoji, unless a single
+  one of those is longer than ``GRAPHEME_REACH`` characters.
 
 Where to cut, best first: between paragraphs or beside a code fence, between lines, between the lines of a fence, after a
 sentence, between words, anywhere. A better place is taken when it still fills a fair share of the part.

@@ -1,0 +1,182 @@
+"""The two ways a message reaches a person, behind one interface; both keep the run alive when a message cannot be sent.
+
+*Pipelines* (``ctx.delivery.automatic_reply``) send the results a run yields and refuse every explicit send. *Agent bots*
+show nothing but explicit replies. The agent debug page of the dashboard shows results, as a pipeline does, and the real
+text of ``run.failed``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from langbot_plugin.api.entities.builtin.provider.message import Message, MessageChunk
+from langbot_plugin.api.entities.builtin.runner.result import RunnerResult
+
+from pkg import limits
+from pkg.bubbles import MARKER
+
+if TYPE_CHECKING:
+    from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
+
+Emit = Callable[[RunnerResult], Awaitable[None]]
+
+
+class ReplySink(Protocol):
+    """Where bubbles go. Calls come one at a time."""
+
+    @property
+    def every_message_arrives(self) -> bool:
+        """Whether each completed message reaches the person even where nothing is streamed."""
+        ...
+
+    @property
+    def shows_failure(self) -> bool:
+        """Whether the person reads the text of ``run.failed``, so that no message is needed for it."""
+        ...
+
+    @property
+    def failure_is_quiet(self) -> bool:
+        """Whether ``run.failed`` leaves everything already shown as it is."""
+        ...
+
+    async def show(self, text: str, sequence: int) -> None:
+        """Show an unfinished text in the open bubble, opening one where there is none."""
+        ...
+
+    async def complete(self, text: str) -> None:
+        """Close the open bubble with its whole text, or send it as a message of its own."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give up an open bubble when the run is torn down; idempotent."""
+        ...
+
+
+class PipelineSink:
+    """Bubbles as results of the run: ``message.delta`` with the text so far, ``message.completed`` with the whole."""
+
+    every_message_arrives = False
+
+    def __init__(self, run_id: str, emit: Emit, *, shows_failure: bool = False) -> None:
+        """``shows_failure`` is true on the debug page only: in a chat ``run.failed`` overwrites the answer."""
+        self._run_id = run_id
+        self._emit = emit
+        self.shows_failure = shows_failure
+        self.failure_is_quiet = shows_failure
+
+    async def show(self, text: str, sequence: int) -> None:
+        """One cumulative delta; ``content`` and ``all_content`` are the same text."""
+        chunk = MessageChunk(role="assistant", content=text, all_content=text, msg_sequence=sequence)
+        await self._emit(RunnerResult.message_delta(self._run_id, chunk))
+
+    async def complete(self, text: str) -> None:
+        """One completed message."""
+        await self._emit(RunnerResult.message_completed(self._run_id, Message(role="assistant", content=text)))
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+
+class AgentBotSink:
+    """Bubbles as explicit replies: a reply stream while it is being written, a plain reply otherwise.
+
+    A reply stream's last update repeats nothing the surface shows: the host sends the text once more when the stream is
+    finished, and Telegram refuses an edit without a change. So the whole text goes into an update that Telegram skips
+    (it shows the first and each eighth) and appears with the finish.
+    """
+
+    every_message_arrives = True
+    shows_failure = False
+    failure_is_quiet = True
+
+    def __init__(self, ctx: RunnerContext, log: Callable[[str, str], Awaitable[None]]) -> None:
+        """``log`` takes a text without secrets and a level."""
+        self._ctx = ctx
+        self._log = log
+        self._manager: AbstractAsyncContextManager[Any] | None = None
+        self._stream: Any = None
+        self._updates = 0
+        self._streams_left = limits.REPLY_STREAMS_PER_RUN
+        self._broken = False
+
+    async def show(self, text: str, sequence: int) -> None:
+        """Update the reply stream; without one (refused, used up, broken) progress is not shown."""
+        del sequence
+        if self._broken or (self._stream is None and not await self._open()):
+            return
+        try:
+            await self._stream.update(text)
+            self._updates += 1
+        except Exception as exc:  # noqa: BLE001 - progress is worth a log line, never the run
+            await self._failed("progress", exc)
+            await self._abort()
+            self._broken = True
+
+    async def complete(self, text: str) -> None:
+        """Finish the stream with ``text``; where that fails, or nothing was streamed, reply with it."""
+        delivered = self._stream is not None and await self._finish(text)
+        self._broken = False
+        if delivered:
+            return
+        try:
+            await self._ctx.reply(text)
+        except Exception as exc:  # noqa: BLE001 - nobody can be told; the ledger says what was lost
+            await self._failed("message", exc)
+
+    async def aclose(self) -> None:
+        """Abort a stream left open; the host closes what is visible of it."""
+        await self._abort()
+
+    async def _open(self) -> bool:
+        if self._streams_left == 0:
+            return False
+        manager = self._ctx.api.reply_stream()
+        try:
+            self._stream = await manager.__aenter__()
+        except Exception as exc:  # noqa: BLE001 - a surface without live replies still gets whole ones
+            self._streams_left = 0
+            await self._failed("progress", exc)
+            return False
+        self._manager = manager
+        self._streams_left -= 1
+        self._updates = 0
+        return True
+
+    async def _finish(self, text: str) -> bool:
+        manager, stream = self._manager, self._stream
+        assert manager is not None
+        try:
+            if self._updates % 8 == 0:
+                await stream.update(f"{text} {MARKER}")
+            await stream.update(text)
+            self._manager = self._stream = None
+            await manager.__aexit__(None, None, None)
+        except Exception as exc:  # noqa: BLE001 - the caller replies with the whole text instead
+            await self._failed("reply stream", exc)
+            await self._abort()
+            return False
+        return True
+
+    async def _abort(self) -> None:
+        manager, self._manager, self._stream = self._manager, None, None
+        if manager is None:
+            return
+        try:
+            raise _GaveUp
+        except _GaveUp as reason:
+            try:
+                await manager.__aexit__(type(reason), reason, sys.exc_info()[2])
+            except _GaveUp:
+                return
+            except Exception as exc:  # noqa: BLE001 - the host ends the stream with the run
+                await self._failed("reply stream", exc)
+
+    async def _failed(self, what: str, exc: Exception) -> None:
+        await self._log(f"coding.reply_failed: {what} not delivered ({type(exc).__name__})", "warning")
+
+
+class _GaveUp(Exception):
+    """Leaves a reply stream without finishing it."""

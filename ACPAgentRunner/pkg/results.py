@@ -1,0 +1,445 @@
+"""Everything a person sees of one run, and everything the host's ledger learns of it.
+
+:class:`Delivery` turns :mod:`pkg.agent_api` events into messages through one of the sinks of :mod:`pkg.reply_sinks` and into
+results for the ledger. Guarantees:
+
+- the answer appears once, whole, in order; tool calls, plans and progress stand only under a text being written, thoughts
+  nowhere; every bubble is completed, none is empty, and a run that ends well without a text says so;
+- a failure never overwrites what was shown: it is a short message of its own with a reference number, which the ledger has
+  too, with the code. On pipelines the run then ends with ``run.completed`` and ``finish_reason`` ``error`` (``run.failed``
+  would replace the answer by the host's own sentence); on agent bots, where it is not shown, and on the debug page, where its
+  real text is, it ends with ``run.failed`` and the code;
+- ``reply-mode`` ``stream``: bubbles as they grow (:mod:`pkg.bubbles`), notices as bubbles of their own. ``single``: nothing
+  is streamed, and all a person must read is in the last message of the run, because a pipeline that does not stream sends
+  only that one. What does not fit goes ahead by ``detached_send``, else into a file of the workspace that the message names;
+- exactly one terminal result, with token usage where the agent reported it;
+- a log result at debug level when nothing else went out for ``limits.HEARTBEAT_SILENCE`` seconds.
+
+Calls may come from several tasks; they are served one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Final, Literal, cast
+
+from langbot_plugin.api.entities.builtin.runner.result import ProcessorLogPayload, RunnerResult, RunnerResultType
+
+from pkg import limits, texts
+from pkg.agent_api import AgentEvent, Notice, SessionStarted, TextDelta, ToolFinished, ToolStarted, TurnEnded, UsageReported
+from pkg.bubbles import Action, Bubbles, Show
+from pkg.errors import CodingError
+from pkg.progress import MODES, Progress
+from pkg.reply_sinks import AgentBotSink, Emit, PipelineSink, ReplySink
+from pkg.surfaces import surface_for
+from pkg.telemetry import Rate, Usage, bounded, tool_result
+from pkg.text_clean import TextCleaner, clean, is_blank, one_line
+from pkg.text_split import FenceTracker, Limit, cut, split
+
+if TYPE_CHECKING:
+    from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
+
+_STOP_TEXTS: Final[Mapping[str, str]] = {
+    "cancelled": "turn.cancelled",
+    "max_tokens": "turn.max_tokens",
+    "max_turn_requests": "turn.max_turn_requests",
+    "refusal": "turn.refusal",
+}
+_LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class Delivery:
+    """One run's voice. Feed it events and :meth:`tick`; end it with :meth:`finish`."""
+
+    def __init__(
+        self,
+        ctx: RunnerContext,
+        *,
+        reply_mode: str,
+        show_progress: str,
+        language: str,
+        emit: Emit,
+        correlation_id: str,
+        adapter: str | None = None,
+        detached_send: Callable[[str], Awaitable[None]] | None = None,
+        write_overflow: Callable[[str], Awaitable[str]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``adapter`` is the host's name of it, by default what ``ctx.delivery`` says.
+
+        ``detached_send`` sends one message outside the run; ``write_overflow`` stores a text in the workspace and returns
+        the name to tell. Both may raise anything: the next way is taken. ``clock`` gives seconds and never runs back.
+        """
+        delivery = ctx.delivery
+        named = adapter if adapter is not None else str(delivery.platform_capabilities.get("adapter") or "")
+        explicit = not delivery.automatic_reply and delivery.surface != "webui"
+        self._surface = surface_for(
+            named,
+            reply_target=delivery.reply_target,
+            max_message_size=delivery.max_message_size,
+            live_reply=explicit,
+        )
+        self._run_id = ctx.run_id
+        self._emit_result = emit
+        self._language = language
+        self._correlation_id = correlation_id
+        self._single = reply_mode == "single"
+        self._detached_send = detached_send
+        self._write_overflow = write_overflow
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._sink: ReplySink
+        if explicit:
+            self._sink = AgentBotSink(ctx, self._log)
+        else:
+            self._sink = PipelineSink(ctx.run_id, self._emit, shows_failure=not delivery.automatic_reply)
+        self._progress = Progress(show_progress if show_progress in MODES else "status", language)
+        self._bubbles = Bubbles(self._surface)
+        self._sections: list[list[str]] = []
+        """In single mode: what the last message will hold, notices and answers in order, each in pieces."""
+        self._section_open = False
+        self._cleaner = TextCleaner()
+        self._message_id = ""
+        self._gap = False
+        self._tail = ""
+        self._fences = FenceTracker()
+        self._turn_has_text = False
+        self._said_anything = False
+        self._notices: list[str] = []
+        self._noticed: set[str] = set()
+        self._notice_since = 0.0
+        self._rate = Rate()
+        self._recorded: dict[str, str] = {}
+        self._unrecorded = 0
+        self._usage = Usage()
+        self._stop_reason = ""
+        self._turn_error: CodingError | None = None
+        self._last_result_at = clock()
+        self._finished = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether the terminal result is out; whatever comes later is ignored."""
+        return self._finished
+
+    # ---- what the loop calls
+
+    async def event(self, event: AgentEvent) -> None:
+        """Take one event of the agent, at once; a :class:`TurnEnded` ends the turn as :meth:`end_turn` does."""
+        async with self._lock:
+            if self._finished:
+                return
+            if isinstance(event, TurnEnded):
+                await self._end_turn(event, None)
+                return
+            self._progress.event(event, self._clock())
+            match event:
+                case TextDelta():
+                    await self._text(event)
+                case ToolStarted():
+                    await self._tool_started(event)
+                case ToolFinished():
+                    await self._tool_finished(event)
+                case UsageReported():
+                    self._usage.report(event)
+                case Notice():
+                    await self._agent_notice(event)
+                case SessionStarted(lost_history=True):
+                    await self._notice(texts.render("session.lost_history", self._language))
+                case _:
+                    pass
+            await self._poll()
+
+    async def notice(self, text: str) -> None:
+        """Tell the person something in a bubble of its own (in single mode: in the last message); the same text once."""
+        async with self._lock:
+            if not self._finished:
+                await self._notice(text)
+                await self._poll()
+
+    async def tick(self) -> None:
+        """Send what pacing held back and, after a long silence, a heartbeat; call it about ten times a second."""
+        async with self._lock:
+            if self._finished:
+                return
+            await self._poll()
+            if self._clock() - self._last_result_at >= limits.HEARTBEAT_SILENCE:
+                await self._log("coding.heartbeat", "debug")
+
+    async def begin_turn(self) -> None:
+        """Another turn of the same run begins (the first needs no call)."""
+        async with self._lock:
+            self._progress.begin_turn(self._clock())
+            self._turn_has_text = False
+
+    async def end_turn(self, ended: TurnEnded, *, sentence: str | None = None) -> None:
+        """Complete the turn's bubble and say why it ended where that needs saying.
+
+        ``sentence`` replaces the catalogue's sentence for the stop reason; ``""`` says nothing of it. The error of a failed
+        turn is told by :meth:`finish`.
+        """
+        async with self._lock:
+            if not self._finished:
+                await self._end_turn(ended, sentence)
+
+    async def finish(self, error: CodingError | None = None, *, finish_reason: str = "") -> None:
+        """Complete whatever is open and send the one terminal result; later calls do nothing.
+
+        Without ``error`` the error of the last failed turn counts, if there is one. ``finish_reason`` replaces the last
+        turn's stop reason in the terminal result.
+        """
+        async with self._lock:
+            if self._finished:
+                return
+            await self._feed(self._cleaner.flush())
+            problem = error or self._turn_error
+            told = "" if problem is None else self._error_text(problem)
+            if self._single:
+                await self._finish_single("" if self._sink.shows_failure else told)
+            else:
+                await self._finish_stream("" if self._sink.shows_failure else told)
+            self._finished = True
+            await self._terminal(problem, told, finish_reason)
+
+    async def aclose(self) -> None:
+        """Give up what is open when the run is torn down without :meth:`finish`; idempotent, sends nothing to the host."""
+        self._finished = True
+        await self._sink.aclose()
+
+    # ---- the answer
+
+    async def _text(self, event: TextDelta) -> None:
+        if event.message_id != self._message_id:
+            self._gap = self._gap or bool(event.message_id and self._message_id)
+            self._message_id = event.message_id or self._message_id
+        piece = self._cleaner.feed(event.text)
+        if self._gap and piece:
+            self._gap = False
+            if self._turn_has_text and self._fences.now is None:
+                before = len(self._tail) - len(self._tail.rstrip("\n"))
+                after = len(piece[:2]) - len(piece[:2].lstrip("\n"))
+                piece = "\n" * max(0, 2 - before - after) + piece
+        await self._feed(piece)
+
+    async def _feed(self, piece: str) -> None:
+        if not piece:
+            return
+        self._tail = (self._tail + piece[-2:])[-2:]
+        self._fences.feed(piece)
+        if not is_blank(piece):
+            self._turn_has_text = self._said_anything = True
+        if not self._single:
+            await self._perform(self._bubbles.append(piece, self._clock()))
+            return
+        if not self._section_open:
+            self._sections.append([])
+            self._section_open = True
+        self._sections[-1].append(piece)
+
+    async def _end_turn(self, ended: TurnEnded, sentence: str | None) -> None:
+        await self._feed(self._cleaner.flush())
+        if self._turn_error is not None:
+            await self._notice(self._error_text(self._turn_error))
+        tool_calls = self._progress.tool_calls
+        self._progress.event(ended, self._clock())
+        self._usage.end_turn()
+        self._stop_reason = ended.stop_reason
+        error = ended.error
+        self._turn_error = None
+        if error is not None:
+            self._turn_error = CodingError(error.code, detail=error.detail, retryable=error.retryable, params=error.params)
+            sentence = ""
+        elif sentence is None:
+            sentence = self._closing_sentence(ended.stop_reason, tool_calls)
+        await self._flush_notices(force=True)
+        if sentence:
+            self._said_anything = True
+        if self._single:
+            if sentence:
+                self._sections.append([sentence])
+            self._section_open = False
+        else:
+            if self._bubbles.has_text:
+                await self._perform(self._bubbles.close(self._clock()))
+            if sentence:
+                await self._perform(self._bubbles.message(sentence, self._clock()))
+        self._turn_has_text = self._gap = False
+        self._message_id = self._tail = ""
+        self._fences = FenceTracker()
+
+    def _closing_sentence(self, stop_reason: str, tool_calls: int) -> str:
+        if stop_reason in _STOP_TEXTS:
+            return texts.render(_STOP_TEXTS[stop_reason], self._language)
+        if self._turn_has_text:
+            return ""
+        if tool_calls:
+            return texts.render("turn.only_tools", self._language, {"count": tool_calls})
+        return texts.render("turn.no_text", self._language)
+
+    # ---- notices
+
+    async def _agent_notice(self, event: Notice) -> None:
+        known = event.code in texts.catalogue(texts.DEFAULT_LANGUAGE)
+        if event.level == "info":
+            if self._rate.take(1, self._clock()):
+                await self._log(f"{event.code} {event.text}".strip(), "info")
+            return
+        await self._notice(texts.render(event.code, self._language, event.params) if known else event.text or event.code)
+
+    async def _notice(self, text: str) -> None:
+        text = clean(text[: 2 * limits.NOTICE_CHARS]).strip()[: limits.NOTICE_CHARS]
+        if is_blank(text) or text in self._noticed:
+            return
+        if len(self._noticed) >= limits.NOTICES_PER_RUN:
+            if self._rate.take(1, self._clock()):
+                await self._log(f"coding.notice_not_shown {text}", "warning")
+            return
+        self._noticed.add(text)
+        self._said_anything = True
+        if self._single:
+            self._sections.append([text])
+            self._section_open = False
+            return
+        if not self._notices:
+            self._notice_since = self._clock()
+        self._notices.append(text)
+        await self._flush_notices()
+
+    async def _flush_notices(self, *, force: bool = False) -> None:
+        while self._notices:
+            now = self._clock()
+            begun = self._bubbles.break_off(now, anywhere=force or now - self._notice_since >= limits.NOTICE_HOLD)
+            if begun is None:
+                return
+            await self._perform(begun)
+            await self._perform(self._bubbles.message(self._notices.pop(0), now))
+
+    # ---- sending
+
+    async def _poll(self) -> None:
+        if self._single:
+            return
+        await self._flush_notices()
+        now = self._clock()
+        await self._perform(self._bubbles.poll(now, self._progress.lines(now)))
+
+    async def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Show):
+                await self._sink.show(action.text, action.sequence)
+            else:
+                await self._sink.complete(action.text)
+
+    async def _emit(self, result: RunnerResult) -> None:
+        self._last_result_at = self._clock()
+        await self._emit_result(result)
+
+    async def _log(self, text: str, level: str) -> None:
+        entry = ProcessorLogPayload(
+            text=clean(f"{text[: limits.LOG_CHARS]} [{self._correlation_id}]"),
+            level=cast(_LogLevel, level),
+        )
+        await self._emit(
+            RunnerResult(run_id=self._run_id, type=RunnerResultType.PROCESSOR_LOG, data=entry.model_dump(mode="json"))
+        )
+
+    # ---- the end
+
+    def _error_text(self, error: CodingError) -> str:
+        text = clean(error.text(self._language)[: 2 * limits.NOTICE_CHARS]).strip()[: limits.NOTICE_CHARS]
+        reference = texts.render("error.reference", self._language, {"id": self._correlation_id})
+        return f"{text}\n{reference}"
+
+    async def _finish_stream(self, told: str) -> None:
+        await self._flush_notices(force=True)
+        now = self._clock()
+        if self._bubbles.has_text:
+            await self._perform(self._bubbles.close(now))
+        if told:
+            await self._perform(self._bubbles.message(told, now))
+        elif self._bubbles.open or not self._said_anything:
+            await self._perform(self._bubbles.close(now, self._nothing_said()))
+
+    def _nothing_said(self) -> str:
+        return texts.render("turn.no_text", self._language)
+
+    async def _finish_single(self, told: str) -> None:
+        sections = ["".join(pieces).strip("\n") for pieces in self._sections]
+        sections = [section for section in (*sections, told) if not is_blank(section)]
+        whole = "\n\n".join(sections) or self._nothing_said()
+        limit = Limit(self._surface.limit.units, limits.RESULT_JSON_BYTES - 2 * limits.RESULT_ENVELOPE_BYTES)
+        parts = [part for part in split(whole, limit) if not is_blank(part.body)]
+        if not self._sink.every_message_arrives:
+            ahead = await self._send_ahead([part.text for part in parts[:-1]])
+            if ahead < len(parts) - 1:
+                rest = "".join(part.body for part in parts[ahead:])
+                await self._sink.complete(await self._cut_short(whole, rest, told, limit))
+                return
+            parts = parts[-1:]
+        for part in parts:
+            await self._sink.complete(part.text)
+
+    async def _send_ahead(self, messages: list[str]) -> int:
+        """How many of ``messages``, in order, reached the person outside the run."""
+        if self._detached_send is None:
+            return 0
+        for count, text in enumerate(messages):
+            try:
+                await self._detached_send(text)
+            except Exception as exc:  # noqa: BLE001 - what was not sent goes into a file instead
+                await self._log(f"coding.reply_failed: message outside the run ({type(exc).__name__})", "warning")
+                return count
+        return len(messages)
+
+    async def _cut_short(self, whole: str, rest: str, told: str, limit: Limit) -> str:
+        """The last message where ``rest`` does not fit: its beginning, the failure if any, and where the whole is."""
+        name = ""
+        if self._write_overflow is not None:
+            try:
+                name = clean(await self._write_overflow(whole))
+            except Exception as exc:  # noqa: BLE001 - the message then says that it was cut
+                await self._log(f"coding.reply_failed: overflow file ({type(exc).__name__})", "warning")
+        key = "reply.overflow_file" if name else "reply.cut"
+        note = texts.render(key, self._language, {"name": name, "characters": len(whole)})
+        tail = f"\n\n{told[: limit.units and limit.units // 4]}\n\n{note}" if told else f"\n\n{note}"
+        part, _, _ = cut(rest, limit.less(tail))
+        return part.text.rstrip("\n") + tail
+
+    async def _terminal(self, problem: CodingError | None, told: str, finish_reason: str) -> None:
+        if self._unrecorded:
+            await self._log(f"coding.tool_calls_not_recorded {self._unrecorded}", "info")
+        usage = self._usage.result()
+        if problem is None:
+            reason = finish_reason or ("stop" if self._stop_reason in ("", "end_turn") else self._stop_reason)
+            await self._emit(RunnerResult.run_completed(self._run_id, finish_reason=clean(reason)[:64], usage=usage))
+            return
+        await self._log(f"{problem.code} {problem.detail}".strip(), "error")
+        if self._sink.failure_is_quiet:
+            result = RunnerResult.run_failed(self._run_id, told, problem.code, problem.retryable, usage=usage)
+        else:
+            result = RunnerResult.run_completed(self._run_id, finish_reason="error", usage=usage)
+        await self._emit(result)
+
+    # ---- the ledger
+
+    async def _tool_started(self, event: ToolStarted) -> None:
+        self._gap = self._gap or not self._message_id
+        if not self._rate.take(2, self._clock()):
+            self._unrecorded += 1
+            return
+        name = one_line(event.title, limits.STATUS_CHARS) or event.kind
+        self._recorded[event.tool_call_id] = name
+        while len(self._recorded) > limits.TELEMETRY_OPEN_CALLS:
+            del self._recorded[next(iter(self._recorded))]
+        parameters = {"kind": event.kind, "input": bounded(event.input)}
+        await self._emit(RunnerResult.tool_call_started(self._run_id, event.tool_call_id, name, parameters))
+
+    async def _tool_finished(self, event: ToolFinished) -> None:
+        name = self._recorded.pop(event.tool_call_id, None)
+        if name is None:
+            return
+        error = None if event.status == "completed" else event.status
+        result = tool_result(event)
+        await self._emit(RunnerResult.tool_call_completed(self._run_id, event.tool_call_id, name, result, error))
