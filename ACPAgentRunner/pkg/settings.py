@@ -124,6 +124,18 @@ def _names(value: object) -> object:
     return tuple(dict.fromkeys(name for item in value if item is not None and (name := _string(item, _LINE_BREAKS).strip())))
 
 
+def _arguments(value: object) -> object:
+    """A JSON list of texts; unlike :func:`_names` it keeps repeats, blanks and spaces."""
+    loaded = _json(value)
+    if isinstance(loaded, Mapping) and not loaded:
+        return ()
+    if not isinstance(loaded, Sequence) or isinstance(loaded, str) or not all(isinstance(item, str) for item in loaded):
+        raise _bad("not_a_list")
+    if len(loaded) > limits.FORM_LIST_ITEMS:
+        raise _bad("too_many", maximum=limits.FORM_LIST_ITEMS)
+    return tuple(_string(item, _LINE_BREAKS) for item in loaded)
+
+
 def _json(value: object) -> object:
     """The JSON value of a field that is stored as text or already parsed."""
     if not isinstance(value, str):
@@ -259,6 +271,7 @@ Text = Annotated[str, BeforeValidator(_text)]
 Secret = Annotated[SecretStr, BeforeValidator(_secret)]
 """A secret as it was stored, untrimmed."""
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+Arguments = Annotated[tuple[str, ...], BeforeValidator(_arguments)]
 Variables = Annotated[Mapping[str, str], BeforeValidator(_variables)]
 Secrets = Annotated[Mapping[str, SecretStr], BeforeValidator(_secrets)]
 McpServers = Annotated[tuple[McpServer, ...], BeforeValidator(_servers)]

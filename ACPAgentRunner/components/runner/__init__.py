@@ -1,0 +1,1 @@
+"""The runner component and its form."""

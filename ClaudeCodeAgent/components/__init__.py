@@ -1,0 +1,1 @@
+"""What LangBot finds in this plugin."""

@@ -1,0 +1,13 @@
+"""The Codex driver: what this package adds to the shared core."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from agent.driver import CodexDriver
+from pkg.agent_api import AgentDriver
+
+DRIVERS: Final[Mapping[str, AgentDriver]] = MappingProxyType({"codex": CodexDriver()})
+"""Every driver of this package by the name it has in jobs."""
