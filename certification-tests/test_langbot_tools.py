@@ -105,9 +105,9 @@ class Act(Runner):
     """A runner whose run is whatever the test says."""
 
     def __init__(self, host: Host, body: Callable[[Act, RunnerContext], Awaitable[None]]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.body = body
-        self.bind_runtime(plugin_runtime_handler=host, plugin_config={})
+        self.bind_runtime(plugin_runtime_handler=host, plugin_config={})  # type: ignore[no-untyped-call]
 
     async def run(self, ctx: RunnerContext) -> AsyncIterator[RunnerResult]:  # type: ignore[override]
         await self.body(self, ctx)
