@@ -45,6 +45,13 @@ def development() -> Path:
     return ensure(DEV_VENV, DEV_LOCK, "the development environment .venv", WORK / "venv.lock")
 
 
+def enter(script: str) -> None:
+    """Go on under the development interpreter: starts the script again, same arguments, unless it is running there already."""
+    python = development()
+    if Path(sys.prefix).resolve() != DEV_VENV.resolve():
+        os.execv(python, [str(python), script, *sys.argv[1:]])
+
+
 def ensure(directory: Path, lock: Path, what: str, guard: Path) -> Path:
     """The interpreter of the environment in ``directory`` with exactly what ``lock`` pins.
 

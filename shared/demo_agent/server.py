@@ -28,6 +28,8 @@ PIECE_SECONDS = 0.01
 """Pause between two chunks, so that streaming can be seen."""
 OUTPUT_CHARS = 4_000
 """Characters of a command's output that are kept, from its end."""
+BACKGROUND_SECONDS = 0.3
+"""Seconds to wait for the rest of the output once a command has ended."""
 LINE_BYTES = 64 * 1024 * 1024
 """Bytes of one message; prompts may carry pictures."""
 
@@ -327,19 +329,27 @@ async def _shell(command: str, cwd: os.PathLike[str]) -> tuple[int, str]:
         stderr=asyncio.subprocess.STDOUT,
         start_new_session=True,
     )
+    output = bytearray()
+    reading = asyncio.create_task(_collect(process.stdout, output))
     try:
-        output = b""
-        if process.stdout is not None:
-            while piece := await process.stdout.read(65536):
-                output = (output + piece)[-4 * OUTPUT_CHARS :]
         code = await process.wait()
+        # What the command left running in the background may hold its output open for ever.
+        await asyncio.wait([reading], timeout=BACKGROUND_SECONDS)
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
     text = output.decode(errors="replace")
     return code, text if len(text) <= OUTPUT_CHARS else f"...{text[-OUTPUT_CHARS:]}"
+
+
+async def _collect(stream: asyncio.StreamReader | None, output: bytearray) -> None:
+    while stream is not None and (piece := await stream.read(65536)):
+        output += piece
+        del output[: -4 * OUTPUT_CHARS]
 
 
 async def _serve() -> None:

@@ -1,0 +1,88 @@
+"""Plugin packages, built by the SDK's own builder from a clean export of the working copy.
+
+A package holds the files of its directory that git tracks, as they are in the working copy, with the shared core taken from
+where it is edited. What git does not track (a forgotten note, an ``.env``) never gets in; new files that look like sources are
+named so that none is forgotten.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tooling import ROOT, SetupError, steps
+
+SOURCE = "ACPAgentRunner"
+NAMES = (SOURCE, "ClaudeCodeAgent", "CodexAgent")
+SHARED = ("pkg", "daemon.py")
+
+_BUILD = """
+import sys
+from langbot_plugin.cli.commands.buildplugin import build_plugin_process
+path = build_plugin_process(sys.argv[1])
+sys.exit(0 if path else "the builder made no package")
+"""
+
+
+def sources(name: str) -> dict[str, Path]:
+    """What goes into package ``name``: path inside the package to file in the working copy, in order."""
+    own = {path: ROOT / name / path for path in _tracked(name) if not _is_shared(path)}
+    core = {path: ROOT / SOURCE / path for path in _tracked(SOURCE) if _is_shared(path)}
+    return dict(sorted({**own, **core}.items()))
+
+
+def forgotten(name: str) -> list[str]:
+    """Files of the package that git neither tracks nor ignores, relative to the repository."""
+    directories = [name] if name == SOURCE else [name, *(f"{SOURCE}/{path}" for path in SHARED)]
+    return [path for path in _git("ls-files", "-z", "--others", "--exclude-standard", "--", *directories).split("\0") if path]
+
+
+def export(name: str, target: Path) -> None:
+    """Write the package's files into the new directory ``target``."""
+    for path, source in sources(name).items():
+        copy = target / path
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, copy)
+
+
+def build(name: str, output: Path) -> Path:
+    """Build the package ``name`` into the directory ``output`` and return the file. Raises :class:`tooling.SetupError`.
+
+    Must run under the development interpreter.
+    """
+    if left_out := forgotten(name):
+        steps.say(f"{name}: not in the package because git does not know them: {', '.join(left_out)}")
+    output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="package-") as base:
+        staging, built = Path(base, name), Path(base, "built")
+        export(name, staging)
+        steps.run([sys.executable, "-c", _BUILD, built], cwd=staging)
+        packages = list(built.glob("*.lbpkg"))
+        if len(packages) != 1:
+            raise SetupError(f"{name}: the builder made no package")
+        target = output / packages[0].name
+        shutil.move(packages[0], target)
+        return target
+
+
+def _is_shared(path: str) -> bool:
+    return path.split("/", 1)[0] in SHARED
+
+
+def _tracked(name: str) -> list[str]:
+    listed = _git("ls-files", "-z", "--cached", "--", name)
+    paths = [path.removeprefix(f"{name}/") for path in listed.split("\0") if path]
+    return [path for path in paths if (ROOT / name / path).is_file()]
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise SetupError("git is not installed") from None
+    if done.returncode != 0:
+        raise SetupError(f"git cannot list the files of {ROOT}: {done.stderr.strip()}")
+    return done.stdout
