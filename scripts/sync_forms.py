@@ -2,9 +2,10 @@
 """Bring the form fields that all three packages share from ``ACPAgentRunner`` into its two siblings.
 
 A shared field (one that ``pkg/settings.py`` defines) is edited only in ``ACPAgentRunner``: in
-``components/runner/default.yaml`` and, for the plugin form, in ``manifest.yaml``. A sibling keeps its own fields where they are, before or after the shared ones,
-and its own default of ``daemon-port``. With ``--check`` nothing is written: every file that is not up to date is named, and the
-exit code is 1 when there is one. Needs PyYAML and pydantic (``.venv/bin/python scripts/sync_forms.py``).
+``components/runner/default.yaml`` and, for the plugin form, in ``manifest.yaml``. A sibling keeps its own fields where they
+are, before or after the shared ones, and its own default of ``daemon-port``. With ``--check`` nothing is written: every file
+that is not up to date is named, and the exit code is 1 when there is one. Needs PyYAML and pydantic
+(``.venv/bin/python scripts/sync_forms.py``).
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ them in as late as possible.
 from __future__ import annotations
 
 import json
-import math
 import re
 import types
 import typing
@@ -37,6 +36,8 @@ from pkg.errors import SettingsError
 _SECRET_REFERENCE: Final = re.compile(r"\$\{secret:([^}]*)\}")
 _SECRET_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
 _VARIABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LARGEST: Final = 1e15
+"""Beyond every bound of every field, below what floats and integers disagree about."""
 _LINE_BREAKS: Final = frozenset("\n\r\t")
 _TRUE: Final = frozenset({"true", "yes", "on", "1"})
 _FALSE: Final = frozenset({"false", "no", "off", "0"})
@@ -72,7 +73,9 @@ def _number(value: object) -> object:
             value = float(value)
         except ValueError:
             raise _bad("not_a_number") from None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _bad("not_a_number")
+    if not -_LARGEST < value < _LARGEST:  # also false for NaN
         raise _bad("not_a_number")
     return value
 
