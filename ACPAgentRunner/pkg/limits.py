@@ -383,6 +383,9 @@ SSH_KEY_BYTES: Final = 64 * 1024
 SSH_DETAIL_CHARS: Final = 200
 """Characters of the SSH client's own words repeated when their meaning is not known."""
 
+SSH_PLACES_SHOWN: Final = 12
+"""Directories named when a command is not found on the remote machine."""
+
 # ---- processes on this machine (seconds, bytes)
 
 SETTLE_GRACE: Final = 0.15
@@ -441,5 +444,5 @@ OUTBOX: Final = 64
 RECOVERY_WAIT: Final = 3.0
 """Seconds the first prompt waits for messages dropped by the host to be recovered."""
 
-SSH_PLACES_SHOWN: Final = 12
-"""Directories named when a command is not found on the remote machine."""
+DETACHED_SEND_WAIT: Final = 15.0
+"""Seconds for a message sent outside the run; the runtime gives platform calls no longer."""
