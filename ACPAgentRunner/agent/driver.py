@@ -1,0 +1,57 @@
+"""Agents of the Agent Client Protocol, in any place a launcher reaches."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agent.failures import Redactor
+from agent.opening import RecentlyClosed
+from agent.presets import NPM_ENVIRONMENT
+from agent.session import AcpSession
+from pkg import runtime_support
+from pkg.agent_api import SessionSpec
+from pkg.errors import LaunchError
+from pkg.launch import Command, Launcher
+
+
+class AcpDriver:
+    """Opens ACP sessions, one process each.
+
+    ``SessionSpec.options`` may hold ``mode``, ``model`` (ids or labels as the agent offers them) and ``config`` (an object of
+    config option id to value). A ``policy`` that is none of ours is taken for a mode of the agent.
+    """
+
+    def __init__(self) -> None:
+        self._recently_closed = RecentlyClosed()
+
+    @property
+    def name(self) -> str:
+        """``acp``."""
+        return "acp"
+
+    async def open(self, spec: SessionSpec, launcher: Launcher) -> AcpSession:
+        """Start the agent and open or resume its session; the first event is :class:`pkg.agent_api.SessionStarted`.
+
+        Raises :class:`pkg.errors.CodingError` (``coding.agent_login_required``, ``coding.agent_start_timeout``,
+        ``coding.agent_exited``, ``coding.session_missing``, ``coding.session_unavailable``, ``coding.agent_setting_unknown``
+        among others, and what the launcher raises); by then every process it started is proven gone.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + spec.startup_timeout
+        command = Command(spec.command, spec.cwd, {**NPM_ENVIRONMENT, **spec.env})
+        try:
+            async with asyncio.timeout_at(deadline):
+                process = await launcher.start(command)
+        except TimeoutError:
+            seconds = f"{spec.startup_timeout:g}"
+            raise LaunchError("coding.agent_start_timeout", seconds=seconds, step="start", retryable=True) from None
+        secrets = [*runtime_support.secret_values(spec.env)]
+        for server in spec.mcp_servers:
+            secrets += [*server.headers.values(), *server.env.values()]
+        session = AcpSession(spec, launcher, process, Redactor(secrets), self._recently_closed)
+        try:
+            await session.open(min(spec.initialize_timeout, max(deadline - loop.time(), 0.001)))
+        except BaseException:
+            await session.close()
+            raise
+        return session

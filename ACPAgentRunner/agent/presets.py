@@ -1,0 +1,117 @@
+"""Agents known by name: the command that starts each, the pinned package used where it is not installed, and its sign-in.
+
+Only agents that work today are listed, with the versions they were tried with. ``custom`` is any other command.
+"""
+
+from __future__ import annotations
+
+import shlex
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from pkg.errors import SettingsError
+
+CUSTOM: Final = "custom"
+
+NPM_ENVIRONMENT: Final[Mapping[str, str]] = types.MappingProxyType(
+    {
+        "NPM_CONFIG_LOGLEVEL": "error",
+        "NPM_CONFIG_UPDATE_NOTIFIER": "false",
+        "NPM_CONFIG_FUND": "false",
+        "NPM_CONFIG_AUDIT": "false",
+        "NPM_CONFIG_PROGRESS": "false",
+    }
+)
+"""Keeps npm and npx from talking on the agent's standard output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """One known agent. ``package`` is empty where no package can be fetched on the fly."""
+
+    command: tuple[str, ...]
+    package: str
+    login: str
+
+
+PRESETS: Final[Mapping[str, Preset]] = types.MappingProxyType(
+    {
+        "claude-code": Preset(("claude-agent-acp",), "@agentclientprotocol/claude-agent-acp@0.49.0", "claude auth login"),
+        "codex": Preset(("codex-acp",), "@agentclientprotocol/codex-acp@2.6.0", "codex login"),
+        "gemini": Preset(("gemini", "--acp"), "@google/gemini-cli@0.61.0", "gemini"),
+        "opencode": Preset(("opencode", "acp"), "opencode-ai@1.18.33", "opencode auth login"),
+        "qwen": Preset(("qwen", "--acp"), "@qwen-code/qwen-code@0.15.10", "qwen"),
+        "fast-agent": Preset(("fast-agent-acp",), "", "fast-agent auth"),
+    }
+)
+"""By the form's ``provider``."""
+
+_LOGIN_BY_AGENT: Final[Mapping[str, str]] = types.MappingProxyType(
+    {
+        "@agentclientprotocol/claude-agent-acp": "claude auth login",
+        "codex-acp": "codex login",
+        "gemini-cli": "gemini",
+        "qwen-code": "qwen",
+        "opencode": "opencode auth login",
+    }
+)
+
+
+def command_for(provider: str, custom_command: str, find: Callable[[str], str | None] | None) -> tuple[str, ...]:
+    """The command line of a provider.
+
+    ``find`` looks a program up in the agent's place; where the place cannot be asked in advance (``None``) the command is a
+    line of POSIX shell that prefers the installed program there. Raises :class:`pkg.errors.SettingsError`.
+    """
+    if custom_command.strip():
+        return _custom(custom_command)
+    if provider == CUSTOM:
+        raise SettingsError("coding.agent_command_missing", field="acp-command")
+    preset = PRESETS.get(provider)
+    if preset is None:
+        raise SettingsError("coding.provider_unknown", field="provider", provider=provider[:80], known=", ".join(known()))
+    if not preset.package:
+        return preset.command
+    fetched = ("npx", "-y", preset.package, *preset.command[1:])
+    if find is not None:
+        return preset.command if find(preset.command[0]) or not find("npx") else fetched
+    name = preset.command[0]
+    line = f"if command -v {name} >/dev/null 2>&1; then exec {shlex.join(preset.command)}; else exec {shlex.join(fetched)}; fi"
+    return ("/bin/sh", "-c", line)
+
+
+def known() -> tuple[str, ...]:
+    """Every value of the form's ``provider``."""
+    return (*PRESETS, CUSTOM)
+
+
+def _custom(text: str) -> tuple[str, ...]:
+    try:
+        argv = tuple(shlex.split(text))
+    except ValueError:
+        raise SettingsError("coding.agent_command_unparsable", field="acp-command") from None
+    if not argv or "\x00" in text:
+        raise SettingsError("coding.agent_command_missing", field="acp-command")
+    return argv
+
+
+def login_command(agent_name: str, command: Sequence[str], auth_methods: Sequence[Mapping[str, Any]]) -> str:
+    """The command a person runs to sign the agent in: the vendor's, the agent's terminal sign-in, or the agent itself."""
+    known_login = _LOGIN_BY_AGENT.get(agent_name.lower())
+    if known_login:
+        return known_login
+    for method in auth_methods:
+        meta = method.get("_meta")
+        source = method if method.get("type") == "terminal" else meta if isinstance(meta, Mapping) else {}
+        args = source.get("args")
+        if source.get("type") == "terminal" and isinstance(args, list) and all(isinstance(arg, str) for arg in args):
+            return shlex.join((*_shown(command), *args))
+    return shlex.join(_shown(command)[:1])
+
+
+def _shown(command: Sequence[str]) -> tuple[str, ...]:
+    """A command line without its directory."""
+    return (PurePosixPath(command[0]).name, *command[1:]) if command else ("-",)
