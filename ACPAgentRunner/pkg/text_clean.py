@@ -78,8 +78,7 @@ class TextCleaner:
     def _clean(text: str) -> str:
         if text.isascii() and text.isprintable():
             return text
-        text = _ESCAPE.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
-        text = _CONTROL.sub("", text)
         if _LONE.search(text):
             text = _LONE.sub("\ufffd", _PAIR.sub(_join_pair, text))
-        return text
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+        return _CONTROL.sub("", _ESCAPE.sub("", text))
