@@ -1,0 +1,241 @@
+"""A local protocol fixture: the part of Telegram's Bot API that the host's adapter uses, on a free port of 127.0.0.1.
+
+It keeps every chat as people would see it (messages with all texts they ever showed, documents with their bytes) and refuses
+what the service refuses: texts over 4,096 UTF-16 units, empty texts, edits that change nothing. Written from the public API
+description; it never saw the real service. Runs in a thread of its own so that a session can share it; every method may be
+called from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aiohttp import web
+
+MESSAGE_UNITS: Final = 4096
+LONG_POLL_SECONDS: Final = 5.0
+
+
+def utf16_units(text: str) -> int:
+    """Length as Telegram counts it."""
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2
+
+
+@dataclass
+class Message:
+    """One message of the bot in a chat; ``texts`` is every text it ever showed, the last one is what stands there."""
+
+    message_id: int
+    texts: list[str] = field(default_factory=list)
+    document: bytes | None = None
+    name: str = ""
+    deleted: bool = False
+
+    @property
+    def text(self) -> str:
+        """What people read now."""
+        return self.texts[-1] if self.texts else ""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request of the adapter and whether the service took it (``problem`` is empty then)."""
+
+    bot: str
+    method: str
+    fields: dict[str, str]
+    problem: str = ""
+
+
+class Refusal(Exception):
+    """What the service answers instead of doing it."""
+
+
+class FakeTelegram:
+    """Bots by token, chats by id. Use as a context manager."""
+
+    def __init__(self) -> None:
+        """Nothing listens before ``with``."""
+        self.calls: list[Call] = []
+        self._chats: dict[tuple[str, int], list[Message]] = collections.defaultdict(list)
+        self._updates: dict[str, asyncio.Queue[dict[str, Any]]] = {}
+        self._changed = threading.Condition()
+        self._ids = itertools.count(1000)
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._listening: threading.Event = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="fake-telegram")
+        self.url = ""
+
+    def __enter__(self) -> FakeTelegram:
+        self._thread.start()
+        if not self._listening.wait(10):
+            raise RuntimeError("the Bot API fixture did not start")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    # ---- what a test does
+
+    def say(self, bot: str, text: str, *, user: int = 7, chat: int | None = None) -> None:
+        """A person writes ``text`` to the bot, in private or (a negative ``chat``) in a group."""
+        place = user if chat is None else chat
+        message = {
+            "message_id": next(self._ids),
+            "date": int(time.time()),
+            "from": {"id": user, "is_bot": False, "first_name": f"User{user}"},
+            "chat": self._chat(place),
+            "text": text,
+        }
+        update = {"update_id": next(self._ids), "message": message}
+        self._loop.call_soon_threadsafe(lambda: self._queue(bot).put_nowait(update))
+
+    def chat(self, bot: str, chat: int = 7) -> list[Message]:
+        """The bot's messages in a chat as they stand now, oldest first, without deleted ones."""
+        with self._changed:
+            return [
+                Message(each.message_id, list(each.texts), each.document, each.name)
+                for each in self._chats[bot, chat]
+                if not each.deleted
+            ]
+
+    def until(self, holds: Callable[[], bool], seconds: float) -> bool:
+        """Wait until ``holds()``, looked at after every call of an adapter; false when the time is over."""
+        with self._changed:
+            return self._changed.wait_for(holds, seconds)
+
+    def quiet(self, bot: str, seconds: float, limit: float) -> bool:
+        """Wait until the bot made no call for ``seconds``; false when it never rests within ``limit`` seconds."""
+        end = time.monotonic() + limit
+        with self._changed:
+            while time.monotonic() < end:
+                count = sum(1 for call in self.calls if call.bot == bot)
+                if not self._changed.wait_for(lambda n=count: sum(1 for c in self.calls if c.bot == bot) != n, seconds):
+                    return True
+        return False
+
+    # ---- the service
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._main())
+        finally:
+            self._loop.close()
+
+    async def _main(self) -> None:
+        application = web.Application(client_max_size=64 * 1024 * 1024)
+        application.router.add_route("*", "/bot{token}/{method}", self._answer)
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        self._listening.set()
+        await self._stop.wait()
+        await runner.cleanup()
+
+    def _queue(self, bot: str) -> asyncio.Queue[dict[str, Any]]:
+        return self._updates.setdefault(bot, asyncio.Queue())
+
+    def _chat(self, chat: int) -> dict[str, Any]:
+        if chat > 0:
+            return {"id": chat, "type": "private", "first_name": f"User{chat}"}
+        return {"id": chat, "type": "supergroup", "title": "Group"}
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        bot, method = request.match_info["token"], request.match_info["method"]
+        fields: dict[str, str] = dict(request.query)
+        files: dict[str, tuple[str, bytes]] = {}
+        for name, value in (await request.post()).items():
+            if isinstance(value, web.FileField):
+                files[name] = (value.filename, value.file.read())
+            elif isinstance(value, str):
+                fields[name] = value
+        if method == "getUpdates":
+            return _result(await self._poll(bot, float(fields.get("timeout", "0"))))
+        try:
+            with self._changed:
+                result = self._do(bot, method, fields, files)
+        except Refusal as exc:
+            self._note(Call(bot, method, fields, str(exc)))
+            return web.json_response({"ok": False, "error_code": 400, "description": str(exc)}, status=400)
+        self._note(Call(bot, method, fields))
+        return _result(result)
+
+    async def _poll(self, bot: str, seconds: float) -> list[dict[str, Any]]:
+        queue = self._queue(bot)
+        try:
+            async with asyncio.timeout(min(seconds, LONG_POLL_SECONDS)):
+                found = [await queue.get()]
+        except TimeoutError:
+            return []
+        while not queue.empty():
+            found.append(queue.get_nowait())
+        return found
+
+    def _note(self, call: Call) -> None:
+        with self._changed:
+            self.calls.append(call)
+            self._changed.notify_all()
+
+    def _do(self, bot: str, method: str, fields: dict[str, str], files: dict[str, tuple[str, bytes]]) -> Any:
+        me = {"id": int(bot.split(":")[0]), "is_bot": True, "first_name": "bot", "username": "fixture_bot"}
+        if method == "getMe":
+            return me
+        if not method.startswith(("send", "edit", "delete")) or "chat_id" not in fields:
+            return True
+        chat = int(fields["chat_id"])
+        messages = self._chats[bot, chat]
+        if method == "sendChatAction":
+            return True
+        if method.startswith("send"):
+            message = Message(next(self._ids))
+            if method == "sendMessage":
+                message.texts.append(_text(fields, "Bad Request: message is too long"))
+            else:
+                message.texts.append(fields.get("caption", ""))
+                for name, data in files.values():
+                    message.name, message.document = name, data
+            messages.append(message)
+        else:
+            found = [each for each in messages if each.message_id == int(fields["message_id"]) and not each.deleted]
+            if not found:
+                raise Refusal("Bad Request: message to edit not found")
+            message = found[0]
+            if method == "deleteMessage":
+                message.deleted = True
+                return True
+            if method == "editMessageText":
+                text = _text(fields, "Bad Request: MESSAGE_TOO_LONG")
+                if text == message.text:
+                    raise Refusal(
+                        "Bad Request: message is not modified: specified new message content and reply markup are exactly the "
+                        "same as a current content and reply markup of the message"
+                    )
+                message.texts.append(text)
+        shown = {"message_id": message.message_id, "date": int(time.time()), "chat": self._chat(chat), "from": me}
+        return {**shown, "text": message.text}
+
+
+def _text(fields: dict[str, str], too_long: str) -> str:
+    text = fields.get("text", "").strip()
+    if not text:
+        raise Refusal("Bad Request: message text is empty")
+    if utf16_units(text) > MESSAGE_UNITS:
+        raise Refusal(too_long)
+    return text
+
+
+def _result(value: Any) -> web.Response:
+    return web.Response(body=json.dumps({"ok": True, "result": value}).encode(), content_type="application/json")
