@@ -23,7 +23,7 @@ from typing import Final
 from pkg import limits
 from pkg.surfaces import Surface
 from pkg.text_clean import is_blank
-from pkg.text_split import Fence, FenceTracker, cut, json_bytes, split, utf16_units
+from pkg.text_split import Fence, FenceTracker, Part, cut, json_bytes, split, utf16_units
 
 MARKER: Final = "…"
 """Stands under a text being written when there is no progress line."""
@@ -98,17 +98,20 @@ class Bubbles:
         if not piece:
             return []
         self._add(piece)
-        actions: list[Action] = []
-        while self._overfull():
-            part, rest, fence = cut(self._text(), self.surface.limit, self._fence_before)
-            if not rest:
-                break
-            self._restart(fence)
-            self._add(rest)
-            if is_blank(part.body):
-                continue
-            actions += self._complete(part.text, now)
-        return actions
+        if not self._overfull():
+            return []
+        parts: list[Part] = []
+        text, fence = self._text(), self._fence_before
+        part, rest, after = cut(text, self.surface.limit, fence)
+        while rest:
+            parts.append(part)
+            text, fence = rest, after
+            part, rest, after = cut(text, self.surface.limit, fence)
+        if not parts:
+            return []
+        self._restart(fence)
+        self._add(text)
+        return [action for part in parts if not is_blank(part.body) for action in self._complete(part.text, now)]
 
     def poll(self, now: float, status: str) -> list[Action]:
         """What to show now; ``status`` are the progress lines under the text, empty when there is nothing to tell."""
@@ -118,11 +121,13 @@ class Bubbles:
         hidden = self._hidden()
         if now - self._shown_at < (self.surface.interval if hidden else interval):
             return []
+        if not self._affordable(self._bytes):
+            return []
         text = self._composed(status or MARKER)
         if _same(text, self._last) and not hidden:
             self._grown = False
             return []
-        if not self._affordable(text):
+        if not self._affordable(json_bytes(text)):
             return []
         return [self._show(text, now)]
 
@@ -230,8 +235,9 @@ class Bubbles:
             text = text[: room.head(text)]
         return text.rstrip("\n") + tail
 
-    def _affordable(self, text: str) -> bool:
-        cost = limits.RESULT_ENVELOPE_BYTES + self.surface.text_copies * json_bytes(text)
+    def _affordable(self, size: int) -> bool:
+        """Whether a Show of ``size`` JSON bytes leaves the bubble, with its Complete, within what it may cost."""
+        cost = limits.RESULT_ENVELOPE_BYTES + self.surface.text_copies * size
         final = limits.RESULT_ENVELOPE_BYTES + self._bytes
         allowed = max(
             limits.MESSAGE_BYTES_FACTOR * self._bytes,
