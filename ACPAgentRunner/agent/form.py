@@ -16,7 +16,7 @@ class AcpSettings(RunnerSettings):
     provider: Line = "claude-code"
     """The name of a preset, or ``custom``."""
     acp_command: Text = ""
-    """The command line of an agent that speaks ACP on stdin and stdout; used when ``provider`` is ``custom``."""
+    """The command line of an ACP agent on stdin and stdout: needed for ``custom``, else in place of the preset's."""
 
 
 class AcpPluginSettings(PluginSettings):
