@@ -108,6 +108,15 @@ def test_a_link_out_of_a_local_workspace_is_outside(tmp_path: Path) -> None:
     assert not inside(str(outside / "file"), "")
 
 
+def test_in_a_remote_home_only_relative_paths_are_inside() -> None:
+    """Our rule: where the root is known only to the other machine, an absolute path proves nothing."""
+    inside = inside_lexically("")
+    assert inside("a/b", "")
+    assert inside("a/../b", "")
+    assert not inside("../b", "")
+    assert not inside("/home/ann/a", "")
+
+
 def test_a_denied_command_is_quoted_bounded_and_on_one_line() -> None:
     """Our rule: a text in the chat has a bound whatever the agent asks."""
     decision = decide("ask", request("execute", command="echo a\n" + "x" * 5000), INSIDE)

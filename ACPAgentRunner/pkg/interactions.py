@@ -45,11 +45,16 @@ class Decision:
 
 
 def inside_lexically(root: str) -> Inside:
-    """Containment by names alone, for a workspace on another machine, where links can't be resolved from here."""
-    base = posixpath.normpath(root)
+    """Containment by names alone, for a workspace on another machine, where links can't be resolved from here.
+
+    When ``root`` itself is known only there (empty or relative to the account's home), only relative paths can be inside.
+    """
+    base = posixpath.normpath(root) if posixpath.isabs(root) else ""
 
     def inside(path: str, cwd: str) -> bool:
-        whole = posixpath.normpath(posixpath.join(cwd or base, path))
+        whole = posixpath.normpath(posixpath.join(cwd if posixpath.isabs(cwd) else base, path))
+        if not base:
+            return not posixpath.isabs(path) and whole != ".." and not whole.startswith("../")
         return whole == base or whole.startswith(base.rstrip("/") + "/")
 
     return inside

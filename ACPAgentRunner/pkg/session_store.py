@@ -44,16 +44,17 @@ class SessionStore:
                 log.warning("stored session not readable: %s", type(exc).__name__)
         return self._known or ""
 
-    async def save(self, value: str) -> None:
-        """Store ``value`` unless it is known to be stored already."""
+    async def save(self, value: str) -> bool:
+        """Store ``value`` unless it is known to be stored already; whether it is stored now."""
         if value == self._known or not self._ctx.context.available_apis.state:
-            return
+            return value == self._known
         try:
             await self._ctx.state_set(SCOPE, self._key, {"value": value})
         except HOST_PROBLEMS as exc:
             log.warning("session not stored: %s", type(exc).__name__)
-        else:
-            self._known = value
+            return False
+        self._known = value
+        return True
 
 
 def _text(value: Any) -> str:

@@ -55,6 +55,11 @@ class Channel(Generic[Item]):
         self.ended = False
         """Nothing comes after what is still inside."""
 
+    @property
+    def waiting(self) -> int:
+        """Items inside."""
+        return len(self._items)
+
     async def put(self, item: Item) -> None:
         """Add an item, waiting for room; drops it when the channel is closed."""
         while len(self._items) >= self._capacity and not self._closed:
@@ -97,15 +102,22 @@ class LiveSession:
     """An open session with its reader, and the companion that ends together with it."""
 
     def __init__(self, key: str, fingerprint: str, session: AgentSession, adopt: Adopt) -> None:
-        """Start reading; ``key`` says who may use the session, ``fingerprint`` with which settings it was opened."""
+        """Start reading; ``key`` says who may use the session, ``fingerprint`` with which settings it was opened.
+
+        A channel is attached from the first event on: :attr:`channel`.
+        """
         self.key = key
         self.fingerprint = fingerprint
         self.session = session
         self.companion: Companion | None = None
         """Closed before the session."""
+        self.stored_id = ""
+        """The vendor's id as it is known to be stored by the host."""
         self.gone = asyncio.Event()
         """The event stream has ended."""
-        self._channel: Channel[AgentEvent] | None = None
+        self.channel: Channel[AgentEvent] = Channel()
+        """The channel attached last."""
+        self._attached = True
         self._adopt = adopt
         self._reader = adopt(self._read(), name="session reader")
         self._closing: asyncio.Task[None] | None = None
@@ -116,18 +128,18 @@ class LiveSession:
         return self.session.alive and not self.gone.is_set() and self._closing is None
 
     def attach(self) -> Channel[AgentEvent]:
-        """A channel that gets every event from now on; the one attached before is closed."""
+        """A new channel that gets every event from now on; the one attached before is closed."""
         self.detach()
-        self._channel = Channel()
+        self.channel = Channel()
+        self._attached = True
         if self.gone.is_set():
-            self._channel.end()
-        return self._channel
+            self.channel.end()
+        return self.channel
 
     def detach(self) -> None:
         """Nobody listens any more."""
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            channel.close()
+        self._attached = False
+        self.channel.close()
 
     def begin_close(self) -> asyncio.Task[None]:
         """Start ending the session and everything that belongs to it; the task is its installation's and awaited there."""
@@ -157,12 +169,11 @@ class LiveSession:
     async def _read(self) -> None:
         try:
             async for event in self.session.events():
-                if self._channel is not None:
-                    await self._channel.put(event)
+                if self._attached:
+                    await self.channel.put(event)
         finally:
             self.gone.set()
-            if self._channel is not None:
-                self._channel.end()
+            self.channel.end()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,48 +190,57 @@ class WarmSessions:
         self._adopt = adopt
         self._capacity = capacity
         self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
+        self._closing: dict[str, set[asyncio.Task[None]]] = {}
         self._shut = False
 
     def __len__(self) -> int:
         """Sessions waiting now."""
         return len(self._waiting)
 
-    async def take(self, key: str, fingerprint: str) -> LiveSession | None:
+    def take(self, key: str, fingerprint: str) -> LiveSession | None:
         """The waiting session of ``key``; ``None`` when there is none that can be used with these settings.
 
-        One that can't be used is closed before this returns, so that a new one may open the same vendor session.
+        One that can't be used is being closed when this returns: :meth:`settled` waits for it.
         """
         live = self._leave(key)
         if live is None:
             return None
         if live.usable and live.fingerprint == fingerprint:
             return live
-        await live.close()
+        self._end(live)
         return None
+
+    async def settled(self, key: str) -> None:
+        """Return when no session of ``key`` is being closed here, so that another may open the same vendor session."""
+        while self._closing.get(key):
+            await asyncio.wait(set(self._closing[key]))
 
     def put(self, live: LiveSession, keep: float) -> None:
         """Keep ``live`` for ``keep`` seconds; it is closed when it expires, dies or is pushed out by newer ones."""
         live.detach()
         if self._shut or keep <= 0 or not live.usable:
-            live.begin_close()
+            self._end(live)
             return
         replaced = self._leave(live.key)
         if replaced is not None:
-            replaced.begin_close()
+            self._end(replaced)
         entry = _Waiting(live, asyncio.Event())
         self._waiting[live.key] = entry
         self._adopt(self._expire(entry, keep), name="session keep-warm")
         while len(self._waiting) > self._capacity:
             oldest = self._leave(next(iter(self._waiting)))
             if oldest is not None:
-                oldest.begin_close()
+                self._end(oldest)
 
     async def close_all(self) -> None:
-        """Close every waiting session; nothing put afterwards is kept."""
+        """Close every waiting session and wait for those being closed; nothing put afterwards is kept."""
         self._shut = True
-        endings = [live.begin_close() for key in list(self._waiting) if (live := self._leave(key)) is not None]
-        if endings:
-            await asyncio.wait(endings)
+        for key in list(self._waiting):
+            live = self._leave(key)
+            if live is not None:
+                self._end(live)
+        for key in list(self._closing):
+            await self.settled(key)
 
     def _leave(self, key: str) -> LiveSession | None:
         entry = self._waiting.pop(key, None)
@@ -228,6 +248,18 @@ class WarmSessions:
             return None
         entry.left.set()
         return entry.live
+
+    def _end(self, live: LiveSession) -> None:
+        task = live.begin_close()
+        ending = self._closing.setdefault(live.key, set())
+        ending.add(task)
+
+        def forget(_: asyncio.Task[None]) -> None:
+            ending.discard(task)
+            if not ending and self._closing.get(live.key) is ending:
+                del self._closing[live.key]
+
+        task.add_done_callback(forget)
 
     async def _expire(self, entry: _Waiting, keep: float) -> None:
         waits = [asyncio.ensure_future(event.wait()) for event in (entry.left, entry.live.gone)]
@@ -239,4 +271,4 @@ class WarmSessions:
             await asyncio.wait(waits)
         if not entry.left.is_set() and self._waiting.get(entry.live.key) is entry:
             self._leave(entry.live.key)
-            entry.live.begin_close()
+            self._end(entry.live)

@@ -1,0 +1,774 @@
+"""One LangBot run, from its context to its single terminal result, against a scripted driver (local protocol fixture)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langbot_plugin.entities.io.context import InstallationBinding
+
+from pkg import installations, limits
+from pkg.agent_api import (
+    Answer,
+    ApprovalRequested,
+    Choice,
+    Prompt,
+    QuestionAsked,
+    TextDelta,
+    ToolFinished,
+    ToolStarted,
+)
+from pkg.errors import ProcessCleanupUnconfirmed, SessionUnavailable
+from testkit.host_actions import message
+from testkit.run_harness import Harness, Outcome, harness
+from testkit.scripted_driver import ScriptedDriver, ScriptedSession, echo
+
+CHOICES = (Choice("yes", "Allow", "allow_once"), Choice("always", "Always", "allow_always"), Choice("no", "Deny", "reject_once"))
+
+
+def binding(uid: str = "A", revision: int = 1) -> InstallationBinding:
+    return InstallationBinding(
+        instance_uuid="i",
+        workspace_uuid="w",
+        placement_generation=1,
+        installation_uuid=uid,
+        runtime_revision=revision,
+        artifact_digest="0" * 64,
+    )
+
+
+class Hanging:
+    """A script that says one thing and then works until it is interrupted."""
+
+    def __init__(self) -> None:
+        self.working = asyncio.Event()
+
+    async def __call__(self, session: ScriptedSession, prompt: Prompt) -> str | None:
+        session.emit(TextDelta(f"working on {prompt.text}"))
+        self.working.set()
+        await asyncio.Event().wait()
+        return None
+
+
+# ------------------------------------------------------------------ who and what starts a run
+
+
+@pytest.mark.asyncio
+async def test_an_answer_is_shown_once_and_followed_by_one_terminal_result(tmp_path: Path) -> None:
+    """Host rule: a completed message, then run.completed without one."""
+    async with harness(tmp_path) as h:
+        done = await h.run("hi")
+    assert done.shown == ["echo: hi"]
+    assert (done.terminal.type, done.reason) == ("run.completed", "stop")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("event", ["message.edited", "group.member_joined", "feedback.received"])
+async def test_other_events_end_silently(tmp_path: Path, event: str) -> None:
+    """Our rule: only messages and submitted interactions start anything."""
+    async with harness(tmp_path) as h:
+        done = await h.run("hi", event=event)
+        assert [each.type for each in done.results] == ["run.completed"]
+        assert (h.driver.sessions, h.host.calls) == ([], [])
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("actor", [None, {"actor_type": "system", "actor_id": "7"}, {"actor_type": "user", "actor_id": " "}])
+async def test_without_a_trusted_actor_nothing_is_started_or_asked(tmp_path: Path, actor: dict[str, Any] | None) -> None:
+    """Our rule: authority first, with no outbound call before it."""
+    async with harness(tmp_path) as h:
+        context = h.context().model_dump()
+        context["actor"] = actor
+        done = Outcome([each async for each in h.runner.invoke(type(h.context()).model_validate(context))])
+        assert "coding.no_actor" in done.log
+        assert done.reason == "error"
+        assert (h.driver.sessions, h.host.calls) == ([], [])
+
+
+@pytest.mark.asyncio
+async def test_only_allowed_actors_start_a_run(tmp_path: Path) -> None:
+    """Our rule: the list is checked before anything starts."""
+    async with harness(tmp_path, allowed_actors=["8"]) as h:
+        refused = await h.run("hi")
+        assert "allowed-actors" in refused.text
+        assert h.driver.sessions == []
+        assert (await h.run("hi", actor="8")).shown == ["echo: hi"]
+
+
+@pytest.mark.asyncio
+async def test_a_bad_setting_is_named_and_nothing_starts(tmp_path: Path) -> None:
+    """Our rule: one clear message that names the field."""
+    async with harness(tmp_path, env_json="{not json") as h:
+        done = await h.run("hi")
+        assert "env-json" in done.text
+        assert (done.reason, h.driver.sessions) == ("error", [])
+
+
+@pytest.mark.asyncio
+async def test_a_missing_workspace_is_a_message(tmp_path: Path) -> None:
+    """Our rule: said before the agent is started, without a path of the host."""
+    async with harness(tmp_path / "nowhere") as h:
+        done = await h.run("hi")
+        assert done.reason == "error"
+        assert "coding.workspace_missing" in done.log
+        assert str(tmp_path) not in done.text
+
+
+@pytest.mark.asyncio
+async def test_a_late_press_of_a_button_never_reaches_the_agent(tmp_path: Path) -> None:
+    """Our rule: the host's placeholder text of a submitted interaction is no prompt."""
+    async with harness(tmp_path) as h:
+        done = await h.run("submitted", event="interaction.submitted")
+        assert "no longer open" in done.text
+        assert h.driver.sessions == []
+
+
+@pytest.mark.asyncio
+async def test_an_empty_message_says_so(tmp_path: Path) -> None:
+    """Our rule: people always get an answer they can read."""
+    async with harness(tmp_path) as h:
+        assert "nothing in this message" in (await h.run("  ")).text
+
+
+@pytest.mark.asyncio
+async def test_the_worker_says_busy_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host fact: 128 actions share one connection; our rule: say busy before that."""
+    monkeypatch.setattr(limits, "RUNS_PER_PROCESS", 1)
+    script = Hanging()
+    async with harness(tmp_path, ScriptedDriver(script)) as h:
+        first = h.start("one")
+        await script.working.wait()
+        second = await h.run("two", run_id="r2", conversation="other")
+        assert "coding.busy" in second.log
+        h.host.steering.append(message("/stop"))
+        await first
+
+
+# ------------------------------------------------------------------ the prompt
+
+
+@pytest.mark.asyncio
+async def test_what_the_host_adds_is_apart_from_what_the_person_wrote(tmp_path: Path) -> None:
+    """Our rule: host text is context, never prompt text, and a name in it is quoted data."""
+    async with harness(tmp_path) as h:
+        await h.run("hi")
+        prompt = h.driver.sessions[0].prompts[0]
+        assert prompt.text == "hi"
+        assert '"sender_name": "Ann"' in prompt.context
+    async with harness(tmp_path, append_run_scope_prompt=False) as h:
+        await h.run("hi")
+        assert h.driver.sessions[0].prompts[0].context == ""
+
+
+@pytest.mark.asyncio
+async def test_attachments_travel_and_those_left_out_are_named(tmp_path: Path) -> None:
+    """Our rule: a bad attachment never fails the message."""
+    files = [{"name": "a.txt", "content": "aGk="}, {"name": "b.png", "url": "http://127.0.0.1:1/b.png"}]
+    async with harness(tmp_path) as h:
+        done = await h.run(input={"text": "see", "attachments": files})
+        assert [each.data for each in h.driver.sessions[0].prompts[0].attachments] == [b"hi"]
+        assert "b.png" in done.text
+
+
+# ------------------------------------------------------------------ sessions
+
+
+@pytest.mark.asyncio
+async def test_the_next_message_goes_to_the_same_live_session(tmp_path: Path) -> None:
+    """Our rule: a session stays alive between messages of the same person in the same chat."""
+    async with harness(tmp_path) as h:
+        await h.run("one")
+        await h.run("two", run_id="r2")
+        assert [prompt.text for prompt in h.driver.sessions[0].prompts] == ["one", "two"]
+        assert len(h.driver.sessions) == 1
+
+
+@pytest.mark.asyncio
+async def test_without_keep_warm_the_session_is_closed_and_resumed_by_its_stored_id(tmp_path: Path) -> None:
+    """Our rule: the host's state keeps the id under a scoped name, and nothing else."""
+    async with harness(tmp_path, keep_warm=0) as h:
+        await h.run("one")
+        assert h.driver.sessions[0].closed.is_set()
+        await h.run("two", run_id="r2")
+        assert [session.spec.resume_session_id for session in h.driver.sessions] == ["", "scripted-1"]
+        assert list(h.host.state.values()) == [{"value": "scripted-1"}]
+        assert all(key.startswith("lb_") for key in h.host.state)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("other", [{"actor": "8"}, {"conversation": "person_8"}])
+async def test_another_person_or_chat_gets_a_session_of_its_own(tmp_path: Path, other: dict[str, str]) -> None:
+    """Our rule: sessions belong to binding, chat and person."""
+    async with harness(tmp_path) as h:
+        await h.run("one")
+        await h.run("two", run_id="r2", **other)
+        assert [session.spec.resume_session_id for session in h.driver.sessions] == ["", ""]
+        assert len(h.host.state) == 2
+
+
+@pytest.mark.asyncio
+async def test_a_shared_session_is_the_chats(tmp_path: Path) -> None:
+    """Our rule: with share-session conversation the person is left out of the key."""
+    async with harness(tmp_path, share_session="conversation") as h:
+        await h.run("one")
+        await h.run("two", run_id="r2", actor="8")
+        assert len(h.driver.sessions) == 1
+
+
+@pytest.mark.asyncio
+async def test_another_revision_of_the_installation_shares_no_process_but_the_stored_id(tmp_path: Path) -> None:
+    """Our rule: live things stand on the whole binding, stored ids on its lasting parts."""
+    async with harness(tmp_path) as h:
+        await h.run("one", binding=binding(revision=1))
+        await h.run("two", run_id="r2", binding=binding(revision=2))
+        await installations.revoke(binding(revision=1))
+        await installations.revoke(binding(revision=2))
+        assert [session.spec.resume_session_id for session in h.driver.sessions] == ["", "scripted-1"]
+
+
+@pytest.mark.asyncio
+async def test_changed_settings_close_the_live_session_and_resume_it(tmp_path: Path) -> None:
+    """Our rule: a session is reused only with the settings it was opened with."""
+    async with harness(tmp_path) as h:
+        await h.run("one")
+        await h.run("two", run_id="r2", config={"env-json": '{"A": "1"}'})
+        assert h.driver.sessions[0].closed.is_set()
+        assert h.driver.sessions[1].spec.resume_session_id == "scripted-1"
+
+
+@pytest.mark.asyncio
+async def test_reuse_session_off_never_resumes_and_stores_nothing(tmp_path: Path) -> None:
+    """Established field: every message starts fresh."""
+    async with harness(tmp_path, reuse_session=False) as h:
+        await h.run("one")
+        await h.run("two", run_id="r2")
+        assert [session.spec.resume_session_id for session in h.driver.sessions] == ["", ""]
+        assert all(session.closed.is_set() for session in h.driver.sessions)
+        assert h.host.state == {}
+
+
+@pytest.mark.asyncio
+async def test_a_generic_failure_keeps_the_stored_id(tmp_path: Path) -> None:
+    """Our rule: only a proven missing session is given up."""
+    async with harness(tmp_path, keep_warm=0) as h:
+        await h.run("one")
+        h.driver.open_error = SessionUnavailable("coding.agent_died")
+        assert (await h.run("two", run_id="r2")).reason == "error"
+        h.driver.open_error = None
+        await h.run("three", run_id="r3")
+        assert h.driver.sessions[-1].spec.resume_session_id == "scripted-1"
+
+
+@pytest.mark.asyncio
+async def test_a_proven_missing_session_is_replaced_and_the_person_is_told(tmp_path: Path) -> None:
+    """Our rule: starting fresh is said in the chat."""
+    async with harness(tmp_path, keep_warm=0) as h:
+        await h.run("one")
+        h.driver.missing = frozenset({"scripted-1"})
+        done = await h.run("two", run_id="r2")
+        assert len(done.shown) == 2
+        assert list(h.host.state.values()) == [{"value": "scripted-2"}]
+
+
+@pytest.mark.asyncio
+async def test_a_session_that_died_while_it_was_kept_is_opened_again(tmp_path: Path) -> None:
+    """Our rule: the death of a kept session is noticed before the next message."""
+    async with harness(tmp_path) as h:
+        await h.run("one")
+        h.driver.sessions[0].die()
+        await asyncio.wait_for(h.driver.sessions[0].closed.wait(), 10)
+        assert (await h.run("two", run_id="r2")).shown == ["echo: two"]
+        assert h.driver.sessions[1].spec.resume_session_id == "scripted-1"
+
+
+@pytest.mark.asyncio
+async def test_two_messages_for_one_session_wait_for_each_other(tmp_path: Path) -> None:
+    """Our rule: one writer per vendor session; who waits is told."""
+    script = Hanging()
+    async with harness(tmp_path, ScriptedDriver(script)) as h:
+        first = h.start("one")
+        await script.working.wait()
+        second = h.start("two", run_id="r2", apis=())
+        while not installations.installation(None).runs.get("r2"):
+            await asyncio.sleep(0)
+        assert [prompt.text for prompt in h.driver.sessions[0].prompts] == ["one"]
+        h.host.steering.append(message("/stop"))
+        h.driver.script = echo
+        await first
+        assert (await second).shown[-1] == "echo: two"
+        assert "Yours is next" in (await second).text
+        assert len(h.driver.sessions) == 1
+
+
+@pytest.mark.asyncio
+async def test_an_exclusive_workspace_serves_one_chat_at_a_time(tmp_path: Path) -> None:
+    """Our rule: workspace-mode exclusive queues other chats with a message."""
+    script = Hanging()
+    async with harness(tmp_path, ScriptedDriver(script), workspace_mode="exclusive") as h:
+        first = h.start("one")
+        await script.working.wait()
+        second = h.start("two", run_id="r2", conversation="other", apis=())
+        while not installations.installation(None).runs.get("r2"):
+            await asyncio.sleep(0)
+        assert len(h.driver.sessions) == 1
+        h.host.steering.append(message("/stop"))
+        await first
+        h.driver.script = echo
+        assert "Yours is next" in (await second).text
+
+
+@pytest.mark.asyncio
+async def test_a_host_that_fails_costs_memory_not_the_run(tmp_path: Path) -> None:
+    """Our rule: state, steering and history are best effort."""
+    async with harness(tmp_path, keep_warm=0) as h:
+        h.host.failing |= {"state_get", "state_set", "steering_pull", "event_page"}
+        assert (await h.run("hi")).shown == ["echo: hi"]
+
+
+# ------------------------------------------------------------------ steering
+
+
+@pytest.mark.asyncio
+async def test_a_message_during_the_turn_goes_into_it(tmp_path: Path) -> None:
+    """Our rule: where the agent can take it, text and attachments both."""
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        await session.steering.wait()
+        session.emit(TextDelta(f"{prompt.text}+{session.steered[0].text}"))
+        return None
+
+    async with harness(tmp_path, ScriptedDriver(script, steerable=True)) as h:
+        h.host.steering.append(message("more", attachments=[{"name": "a", "content": "aGk="}]))
+        assert (await h.run("one")).shown == ["one+more"]
+        assert [each.data for each in h.driver.sessions[0].steered[0].attachments] == [b"hi"]
+
+
+@pytest.mark.asyncio
+async def test_messages_an_agent_cannot_take_become_the_next_turns_in_order(tmp_path: Path) -> None:
+    """Our rule: the same run, one turn each, nothing lost."""
+    gate = asyncio.Event()
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        if prompt.text == "one":
+            await gate.wait()
+        session.emit(TextDelta(prompt.text))
+        return None
+
+    async with harness(tmp_path, ScriptedDriver(script)) as h:
+        run = h.start("one")
+        h.host.steering.extend([message("two"), message("three", attachments=[{"name": "a", "content": "aGk="}])])
+        await h.host.pulled.wait()
+        gate.set()
+        assert (await run).shown == ["one", "two", "three"]
+        assert len(h.driver.sessions[0].prompts[2].attachments) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_message_after_the_answer_is_still_taken(tmp_path: Path) -> None:
+    """Host fact: it claims messages until the run is unregistered; our rule: a last pull and a short linger."""
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        session.emit(TextDelta(prompt.text))
+        return None
+
+    async with harness(tmp_path, ScriptedDriver(script)) as h:
+        run = h.start("one")
+        while not h.host.pulled.is_set():
+            await asyncio.sleep(0.01)
+        h.host.steering.append(message("late"))
+        assert (await run).shown == ["one", "late"]
+
+
+@pytest.mark.asyncio
+async def test_a_stranger_never_reaches_the_agent_and_is_told_once(tmp_path: Path) -> None:
+    """Our rule: a steering item is judged by its own actor."""
+    script = Hanging()
+    async with harness(tmp_path, ScriptedDriver(script, steerable=True)) as h:
+        run = h.start("one")
+        await script.working.wait()
+        h.host.steering.extend(message(text, actor="9", name="Eve") for text in ("rm -rf", "/stop"))
+        h.host.pulled.clear()
+        await h.host.pulled.wait()
+        h.host.steering.append(message("again", actor="9", name="Eve"))
+        h.host.pulled.clear()
+        await h.host.pulled.wait()
+        assert (h.driver.sessions[0].steered, h.driver.sessions[0].interrupts) == ([], 0)
+        h.host.steering.append(message("/stop"))
+        assert (await run).text.count("Eve") == 1
+
+
+@pytest.mark.asyncio
+async def test_an_allowed_actor_may_steer_somebody_elses_turn(tmp_path: Path) -> None:
+    """Our rule: the requester and allowed-actors."""
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        await session.steering.wait()
+        return None
+
+    async with harness(tmp_path, ScriptedDriver(script, steerable=True), allowed_actors="7,9") as h:
+        h.host.steering.append(message("more", actor="9"))
+        await h.run("one")
+        assert [each.text for each in h.driver.sessions[0].steered] == ["more"]
+
+
+@pytest.mark.asyncio
+async def test_messages_the_host_dropped_come_with_the_next_one(tmp_path: Path) -> None:
+    """Host fact: dropped messages are audited and in the history; our rule: only the requester's, recent, and once."""
+    async with harness(tmp_path) as h:
+        h.host.drop(1, "long ago", age=10_000)
+        h.host.drop(2, "first")
+        h.host.drop(3, "not mine", actor="9")
+        h.host.drop(4, "/stop")
+        h.host.drop(5, "second")
+        await h.run("now")
+        await h.run("later", run_id="r2")
+        h.host.drop(6, "third")
+        await h.run("at last", run_id="r3")
+        assert [prompt.text for prompt in h.driver.sessions[0].prompts] == [
+            "first\n\nsecond\n\nnow",
+            "later",
+            "third\n\nat last",
+        ]
+
+
+# ------------------------------------------------------------------ /stop
+
+
+@pytest.mark.asyncio
+async def test_stop_during_a_turn_ends_it_and_the_session_lives_on(tmp_path: Path) -> None:
+    """Host fact: a stop can only arrive as steering text; our rule: a cancelled turn is a normal end."""
+    script = Hanging()
+    async with harness(tmp_path, ScriptedDriver(script)) as h:
+        run = h.start("one")
+        await script.working.wait()
+        h.host.steering.append(message("／STOP"))
+        done = await run
+        assert "working on one" in done.text
+        assert (done.terminal.type, h.driver.sessions[0].interrupts) == ("run.completed", 1)
+        h.driver.script = echo
+        await h.run("two", run_id="r2")
+        assert len(h.driver.sessions) == 1
+
+
+@pytest.mark.asyncio
+async def test_stop_drops_what_was_waiting_before_it_and_not_what_came_after(tmp_path: Path) -> None:
+    """Our rule: order is kept."""
+    script = Hanging()
+    async with harness(tmp_path, ScriptedDriver(script)) as h:
+        run = h.start("one")
+        await script.working.wait()
+        h.driver.script = echo
+        h.host.steering.extend([message("before"), message("/stop"), message("after")])
+        assert "echo: after" in (await run).shown
+        assert [prompt.text for prompt in h.driver.sessions[0].prompts] == ["one", "after"]
+
+
+@pytest.mark.asyncio
+async def test_stop_while_the_agent_starts_gives_up(tmp_path: Path) -> None:
+    """Our rule: nothing half-opened is left."""
+    driver = ScriptedDriver(opening=asyncio.Event())
+    async with harness(tmp_path, driver) as h:
+        h.host.steering.append(message("/stop"))
+        done = await h.run("one")
+        assert done.terminal.type == "run.completed"
+        assert driver.sessions == []
+
+
+@pytest.mark.asyncio
+async def test_stop_as_a_message_of_its_own_stops_the_run_of_the_same_chat(tmp_path: Path) -> None:
+    """Host fact: without steering (agent bots) it arrives as a run."""
+    script = Hanging()
+    async with harness(tmp_path, ScriptedDriver(script)) as h:
+        run = h.start("one", apis=("state",))
+        await script.working.wait()
+        assert "Only the person" in (await h.run("/stop", run_id="r2", actor="9")).text
+        assert "Nothing is running" in (await h.run("/stop", run_id="r3", conversation="other")).text
+        assert "Stopping" in (await h.run("/stop", run_id="r4")).text
+        await run
+        assert h.driver.sessions[0].interrupts == 1
+
+
+@pytest.mark.asyncio
+async def test_an_agent_that_ignores_the_cancel_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our rule: after the grace only a new process can be trusted; the id is kept."""
+    monkeypatch.setattr(limits, "CANCEL_GRACE", 0.2)
+    script = Hanging()
+    async with harness(tmp_path, ScriptedDriver(script, stubborn=True)) as h:
+        run = h.start("one")
+        await script.working.wait()
+        h.host.steering.append(message("/stop"))
+        await run
+        assert h.driver.sessions[0].closed.is_set()
+        assert list(h.host.state.values()) == [{"value": "scripted-1"}]
+
+
+# ------------------------------------------------------------------ approvals and questions
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("policy", "answers", "told"), [("ask", ["no", "no"], 1), ("allow-edits", ["yes", "no"], 1), ("allow-all", ["yes", "yes"], 0)]
+)
+async def test_approvals_are_answered_by_policy_and_denials_told_once(
+    tmp_path: Path, policy: str, answers: list[str], told: int
+) -> None:
+    """Our rule: ask denies visibly until people can be asked; no standing grant."""
+    given: list[Answer] = []
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        for name, kind in (("a", "edit"), ("b", "execute")):
+            request = ApprovalRequested(name, f"Do {name}", kind, CHOICES, paths=(str(tmp_path / name),))  # type: ignore[arg-type]
+            given.append(await session.ask(request))
+        session.emit(TextDelta("done"))
+        return None
+
+    async with harness(tmp_path, ScriptedDriver(script), approval_policy=policy) as h:
+        done = await h.run("one")
+    assert [each.choice_id for each in given] == answers
+    assert sum("denied" in text for text in done.shown) == told
+    assert done.shown[-1] == "done"
+
+
+@pytest.mark.asyncio
+async def test_a_question_is_repeated_in_the_chat_and_cancelled(tmp_path: Path) -> None:
+    """Known gap: nobody can answer during a run."""
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        answer = await session.ask(QuestionAsked("q", "Which port?"))
+        session.emit(TextDelta("cancelled" if answer == Answer() else "answered"))
+        return None
+
+    async with harness(tmp_path, ScriptedDriver(script)) as h:
+        done = await h.run("one")
+    assert "Which port?" in done.text
+    assert done.shown[-1] == "cancelled"
+
+
+# ------------------------------------------------------------------ limits
+
+
+@pytest.mark.asyncio
+async def test_before_the_hosts_deadline_the_turn_ends_softly(tmp_path: Path) -> None:
+    """Host fact: at the deadline nothing can be delivered any more; our rule: end before it, say which limit, go on later."""
+    script = Hanging()
+    async with harness(tmp_path, ScriptedDriver(script)) as h:
+        done = await h.run("one", deadline=2.0)
+        assert "working on one" in done.text
+        assert '"timeout"' in done.text
+        assert "coding.time_limit" in done.log
+        h.driver.script = echo
+        assert (await h.run("two", run_id="r2")).shown == ["echo: two"]
+        assert len(h.driver.sessions) == 1
+
+
+@pytest.mark.asyncio
+async def test_silence_for_too_long_ends_the_turn(tmp_path: Path) -> None:
+    """Our rule: the idle limit names its field."""
+    async with harness(tmp_path, ScriptedDriver(Hanging()), idle_timeout=0.3) as h:
+        done = await h.run("one")
+        assert '"idle-timeout"' in done.text
+
+
+@pytest.mark.asyncio
+async def test_a_running_tool_is_not_silence(tmp_path: Path) -> None:
+    """Our rule: the idle time is paused while a tool call is pending."""
+    quiet = asyncio.Event()
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        session.emit(ToolStarted("t", "make"))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(quiet.wait(), 1.0)
+        session.emit(ToolFinished("t", "completed"))
+        session.emit(TextDelta("made"))
+        return None
+
+    async with harness(tmp_path, ScriptedDriver(script), idle_timeout=0.3) as h:
+        assert (await h.run("one")).shown == ["made"]
+
+
+# ------------------------------------------------------------------ the end of a run
+
+
+async def _cancelled(h: Harness, script: Hanging) -> None:
+    stream = h.runner.invoke(h.context("one"))
+    with pytest.raises(asyncio.CancelledError):
+
+        async def consume() -> None:
+            async with contextlib.aclosing(stream):
+                async for _ in stream:
+                    pass
+
+        task = asyncio.create_task(consume())
+        await script.working.wait()
+        task.cancel()
+        await task
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_run_interrupts_its_turn_and_keeps_the_session(tmp_path: Path) -> None:
+    """Our rule: a cancelled session is left consistent, and the cancellation is not swallowed."""
+    script = Hanging()
+    async with harness(tmp_path, ScriptedDriver(script)) as h:
+        await _cancelled(h, script)
+        assert h.driver.sessions[0].interrupts == 1
+        assert len(installations.installation(None).warm) == 1
+        h.driver.script = echo
+        assert (await h.run("two", run_id="r2")).shown == ["echo: two"]
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_run_closes_a_session_that_does_not_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our rule: never an orphan."""
+    monkeypatch.setattr(limits, "CANCEL_GRACE", 0.2)
+    script = Hanging()
+    async with harness(tmp_path, ScriptedDriver(script, stubborn=True)) as h:
+        await _cancelled(h, script)
+        assert h.driver.sessions[0].closed.is_set()
+        assert (len(installations.installation(None).warm), installations.active_runs()) == (0, 0)
+
+
+@pytest.mark.asyncio
+async def test_revocation_ends_the_run_with_a_code_and_closes_its_session(tmp_path: Path) -> None:
+    """SDK fact: a revoked installation's runs go on unless the plugin ends them."""
+    script = Hanging()
+    async with harness(tmp_path, ScriptedDriver(script)) as h:
+        run = h.start("one", binding=binding())
+        await script.working.wait()
+        await installations.revoke(binding())
+        assert h.driver.sessions[0].closed.is_set()
+        assert (await run).reason == "coding.revoked"
+
+
+@pytest.mark.asyncio
+async def test_revocation_leaves_another_installation_alone(tmp_path: Path) -> None:
+    """Our rule: everything is keyed by the full binding."""
+    script = Hanging()
+    async with harness(tmp_path, ScriptedDriver(script)) as h:
+        run = h.start("one", binding=binding("B"))
+        await script.working.wait()
+        await installations.revoke(binding("A"))
+        assert not h.driver.sessions[0].closed.is_set()
+        h.host.steering.append(message("/stop"))
+        assert (await run).terminal.type == "run.completed"
+        await installations.revoke(binding("B"))
+        assert h.driver.sessions[0].closed.is_set()
+
+
+@pytest.mark.asyncio
+async def test_an_unexpected_error_shows_a_reference_and_never_its_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Our rule: exception text goes to the worker's log only."""
+    async with harness(tmp_path, ScriptedDriver(open_error=ZeroDivisionError("canary-5d1f"))) as h:
+        done = await h.run("one")
+    sent = "\n".join(each.model_dump_json() for each in done.results)
+    assert "coding.internal" in done.log
+    assert "canary-5d1f" not in sent
+    assert "canary-5d1f" in caplog.text
+
+
+@pytest.mark.asyncio
+async def test_an_unconfirmed_cleanup_is_told_and_never_a_success(tmp_path: Path) -> None:
+    """Our rule: processes that may be left are said to be left."""
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        session.close_error = ProcessCleanupUnconfirmed("sshd went away", (4711,))
+        session.emit(TextDelta("done"))
+        return None
+
+    async with harness(tmp_path, ScriptedDriver(script), keep_warm=0) as h:
+        done = await h.run("one")
+        assert done.shown[0] == "done"
+        assert "coding.cleanup_unconfirmed" in done.log
+        assert done.reason == "error"
+        h.driver.script = echo
+        assert (await h.run("two", run_id="r2")).shown == ["echo: two"]
+
+
+@pytest.mark.asyncio
+async def test_an_unconfirmed_cleanup_in_the_background_is_told_in_the_next_run(tmp_path: Path) -> None:
+    """Our rule: somebody is always told."""
+    async with harness(tmp_path) as h:
+        await h.run("one")
+        session = h.driver.sessions[0]
+        session.close_error = ProcessCleanupUnconfirmed("gone")
+        session.die()
+        await asyncio.wait_for(session.closed.wait(), 10)
+        done = await h.run("two", run_id="r2")
+        assert len(done.shown) == 2
+        assert "could not be confirmed" in done.shown[0]
+
+
+@pytest.mark.asyncio
+async def test_a_stream_that_ends_inside_a_turn_is_an_error_after_what_was_said(tmp_path: Path) -> None:
+    """Our rule: whatever a driver does, the person gets an end."""
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        session.emit(TextDelta("half an ans"))
+        session.die()
+        return None
+
+    async with harness(tmp_path, ScriptedDriver(script)) as h:
+        done = await h.run("one")
+        assert "half an ans" in done.shown[0]
+        assert "coding.agent_died" in done.log
+        assert h.driver.sessions[0].closed.is_set()
+
+
+# ------------------------------------------------------------------ LangBot's tools
+
+
+def _bearer(session: ScriptedSession) -> str:
+    return next(server.headers["Authorization"] for server in session.spec.mcp_servers if server.name == "langbot_agent")
+
+
+@pytest.mark.asyncio
+async def test_a_kept_session_keeps_its_address_and_loses_its_tools_between_runs(tmp_path: Path) -> None:
+    """Our rule: an agent that cannot renew its servers has a stable address that answers for the current run only."""
+    import aiohttp
+
+    answers: list[str] = []
+
+    async def call(session: ScriptedSession) -> str:
+        server = session.spec.mcp_servers[0]
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "langbot_get_current_event", "arguments": {}}}
+        async with aiohttp.ClientSession() as client, client.post(server.url, json=body, headers=server.headers) as reply:
+            return await reply.text()
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        answers.append(await call(session))
+        session.emit(TextDelta("called"))
+        return None
+
+    async with harness(tmp_path, ScriptedDriver(script), langbot_assets_enabled=True) as h:
+        await h.run("one", run_id="r1")
+        between = await call(h.driver.sessions[0])
+        await h.run("two", run_id="r2")
+        assert len(h.driver.sessions) == 1
+    assert "event-r1" in answers[0]
+    assert "event-" not in between
+    assert "event-r2" in answers[1]
+
+
+@pytest.mark.asyncio
+async def test_an_agent_that_can_renew_gets_a_bearer_per_run(tmp_path: Path) -> None:
+    """Our rule: a run's bearer dies with the run."""
+    async with harness(tmp_path, ScriptedDriver(renewable=True), langbot_assets_enabled=True) as h:
+        await h.run("one")
+        await h.run("two", run_id="r2")
+        session = h.driver.sessions[0]
+        renewed = session.renewed[0][0].headers["Authorization"]
+        assert renewed != _bearer(session)
+
+
+@pytest.mark.asyncio
+async def test_secrets_of_the_form_reach_the_agent_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Our rule: no secret in results, log or host state."""
+    caplog.set_level("DEBUG")
+    async with harness(tmp_path, env_json='{"TOKEN": "${secret:KEY}"}') as h:
+        h.runner.bind_runtime(plugin_runtime_handler=h.host, plugin_config={"agent-secrets": '{"KEY": "canary-77aa"}'})
+        done = await h.run("one")
+        assert h.driver.sessions[0].spec.env == {"TOKEN": "canary-77aa"}
+        sent = "\n".join(each.model_dump_json() for each in done.results)
+        assert "canary-77aa" not in sent + caplog.text + repr(h.host.calls) + repr(h.driver.sessions[0].spec)
