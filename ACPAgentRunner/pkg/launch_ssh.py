@@ -72,7 +72,7 @@ _DEFAULTS: Final = {
     "NPM_CONFIG_UPDATE_NOTIFIER": "false",
     "NPM_CONFIG_FUND": "false",
 }
-_CLIENT_GRACES: Final = Graces(eof=2.0, term=1.0, kill=2.0)
+_CLIENT_GRACES: Final = Graces(eof=1.0, term=0.5, kill=1.0)
 _LIBRARY_IGNORES: Final = frozenset(
     {
         *("C", "4", "6", "addressfamily", "checkhostip", "compression", "connectionattempts", "connecttimeout"),
@@ -238,7 +238,7 @@ class SshLauncher:
             return _Connection(carrier, greeting == b"python3", tunnel)
         ended = await _end(carrier)
         words = carrier.stderr_tail()
-        if ended != 255 and not words.strip().startswith(ssh_errors.MARK):
+        if 0 <= ended < 255:
             raise ssh_errors.error("ssh_no_shell", self.machine)
         raise ssh_errors.classify(words, machine=self.machine, secrets=self._own_secrets())
 
@@ -311,7 +311,7 @@ class SshLauncher:
         identity = memory.path(options.private_key) if options.private_key else options.identity_file
         if identity:
             fixed["IdentitiesOnly"] = "yes"
-            fixed["IdentityFile"] = f'"{identity}"'
+            fixed["IdentityFile"] = '"{}"'.format(identity.replace("%", "%%"))
         argv = ["ssh", "-T", "-a", "-x"]
         for name, value in fixed.items():
             argv += ["-o", f"{name}={value}"]

@@ -20,7 +20,7 @@ MARK: Final = "coding-ssh-error: "
 _CODES: Final = frozenset(
     {
         *("ssh_refused", "ssh_timeout", "ssh_no_route", "ssh_name_unknown", "ssh_host_key_unknown", "ssh_host_key_changed"),
-        *("ssh_permission_denied", "ssh_key_invalid", "ssh_tunnel_failed", "ssh_algorithms", "ssh_closed"),
+        *("ssh_permission_denied", "ssh_key_unusable", "ssh_tunnel_failed", "ssh_algorithms", "ssh_closed"),
         *("ssh_client_missing", "ssh_failed"),
     }
 )

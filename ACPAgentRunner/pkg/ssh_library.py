@@ -82,7 +82,7 @@ async def connect(
     try:
         keys = [asyncssh.import_private_key(key)] if key else []
     except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError, ValueError):
-        raise Failed("ssh_key_invalid") from None
+        raise Failed("ssh_key_unusable") from None
     try:
         trusted = asyncssh.import_known_hosts(known_hosts)
     except (ValueError, IndexError):

@@ -147,7 +147,7 @@ def check(target: SshTarget) -> SshOptions:
 
 
 def _identity(path: str) -> str:
-    if _CONTROL.search(path) or path.startswith(("-", "pkcs11:")):
+    if _CONTROL.search(path) or '"' in path or path.startswith(("-", "pkcs11:")):
         raise _bad("coding.ssh_identity_missing", "ssh-identity-file")
     try:
         found = Path(path).expanduser()

@@ -132,6 +132,8 @@ class RemoteProcess(_Ending):
         self._tail = bytearray()
         self._tail_cut = False
         self._pid = 0
+        self._order = b""
+        self._may_run = False
         self._failure: LaunchError | None = None
         self._answered = asyncio.Event()
         self._exit: Exit | None = None
@@ -153,8 +155,9 @@ class RemoteProcess(_Ending):
         Raises :class:`pkg.errors.LaunchError`; by then nothing is left. Raises
         :class:`pkg.errors.ProcessCleanupUnconfirmed` where that is not known.
         """
-        self._outgoing.append(programs)
-        self._tell("start", **order)
+        self._order = ssh_wrapper.message("start", **order)
+        self._send(programs)
+        self._send(self._order)
         try:
             async with asyncio.timeout(limits.SSH_START_SECONDS):
                 await self._answered.wait()
@@ -165,7 +168,7 @@ class RemoteProcess(_Ending):
             raise
         if self._pid == 0:
             await self._abandon()
-            raise self._failure or failure("start_failed", self._command, self._machine)
+            raise self._failure or LaunchError("coding.ssh_closed", retryable=True, machine=self._machine)
 
     # ---- streams
 
@@ -282,7 +285,9 @@ class RemoteProcess(_Ending):
         try:
             while True:
                 while self._outgoing:
-                    await self._carrier.write(self._outgoing.popleft())
+                    frame = self._outgoing.popleft()
+                    self._may_run = self._may_run or frame is self._order
+                    await self._carrier.write(frame)
                     self._changed.set()
                 self._speak.clear()
                 await self._speak.wait()
@@ -293,7 +298,10 @@ class RemoteProcess(_Ending):
     async def _watch(self) -> None:
         """A keepalive now and then; returns when nothing was heard for too long."""
         loop = asyncio.get_running_loop()
-        while loop.time() - self._heard < self._alive_timeout:
+        silent = 0
+        while silent < 2:
+            # Twice: after a pause of this whole process what was said meanwhile has not been read yet.
+            silent = silent + 1 if loop.time() - self._heard >= self._alive_timeout else 0
             await asyncio.sleep(min(self._alive_interval, self._alive_timeout / 2))
             if len(self._outgoing) < limits.SSH_WINDOW_BYTES // limits.SSH_FRAME_BYTES:
                 self._tell("alive")
@@ -354,17 +362,16 @@ class RemoteProcess(_Ending):
         graces = self._command.graces
         self._stdin_closed = True
         self._changed.set()
-        if not self._quiescent and not self._lost:
+        if self._may_run and not self._quiescent and not self._lost:
             self._tell("stop", graces=graces_of(graces))
             try:
                 async with asyncio.timeout(graces.eof + graces.term + graces.kill + limits.SSH_CONFIRM_MARGIN):
                     await self._settled.wait()
             except TimeoutError:
                 self._pids = self._pids or ((self._pid,) if self._pid else ())
-        confirmed = self._quiescent
         doubt = await self._end_carrier()
         await self._living
-        if confirmed or self._quiescent:
+        if self._quiescent or not self._may_run:
             return doubt
         return "the remote machine did not confirm the end", self._pids or ((self._pid,) if self._pid else ())
 
