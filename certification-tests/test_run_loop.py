@@ -26,7 +26,11 @@ from testkit.host_actions import message
 from testkit.run_harness import Harness, Outcome, harness
 from testkit.scripted_driver import ScriptedDriver, ScriptedSession, echo
 
-CHOICES = (Choice("yes", "Allow", "allow_once"), Choice("always", "Always", "allow_always"), Choice("no", "Deny", "reject_once"))
+CHOICES = (
+    Choice("yes", "Allow", "allow_once"),
+    Choice("always", "Always", "allow_always"),
+    Choice("no", "Deny", "reject_once"),
+)
 
 
 def binding(uid: str = "A", revision: int = 1) -> InstallationBinding:
@@ -510,7 +514,8 @@ async def test_an_agent_that_ignores_the_cancel_is_ended(tmp_path: Path, monkeyp
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    ("policy", "answers", "told"), [("ask", ["no", "no"], 1), ("allow-edits", ["yes", "no"], 1), ("allow-all", ["yes", "yes"], 0)]
+    ("policy", "answers", "told"),
+    [("ask", ["no", "no"], 1), ("allow-edits", ["yes", "no"], 1), ("allow-all", ["yes", "yes"], 0)],
 )
 async def test_approvals_are_answered_by_policy_and_denials_told_once(
     tmp_path: Path, policy: str, answers: list[str], told: int
@@ -658,7 +663,9 @@ async def test_revocation_leaves_another_installation_alone(tmp_path: Path) -> N
 
 
 @pytest.mark.asyncio
-async def test_an_unexpected_error_shows_a_reference_and_never_its_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unexpected_error_shows_a_reference_and_never_its_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Our rule: exception text goes to the worker's log only."""
     async with harness(tmp_path, ScriptedDriver(open_error=ZeroDivisionError("canary-5d1f"))) as h:
         done = await h.run("one")
@@ -732,7 +739,12 @@ async def test_a_kept_session_keeps_its_address_and_loses_its_tools_between_runs
 
     async def call(session: ScriptedSession) -> str:
         server = session.spec.mcp_servers[0]
-        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "langbot_get_current_event", "arguments": {}}}
+        body = {
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": "tools/call",
+            "params": {"name": "langbot_get_current_event", "arguments": {}},
+        }
         async with aiohttp.ClientSession() as client, client.post(server.url, json=body, headers=server.headers) as reply:
             return await reply.text()
 

@@ -32,7 +32,7 @@ import math
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar, overload
@@ -90,6 +90,10 @@ class SpecInputs:
     """The form's further MCP servers, references to secrets filled."""
 
 
+def _the_only_one(settings: RunnerSettings) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Product:
     """One runner package: its driver, its two forms and how they become a session."""
@@ -99,17 +103,17 @@ class Product:
     driver: AgentDriver
     settings: type[RunnerSettings]
     plugin_settings: type[PluginSettings]
-    agent: Callable[[Any], str]
-    """Which agent an instance of ``settings`` chooses, in words that upgrades and new places of its program don't change."""
     spec: Callable[[Any, SpecInputs], SessionSpec]
     """From an instance of ``settings`` to a session; raises :class:`pkg.errors.CodingError`. Resume id and LangBot's own
     tools are added by the loop."""
+    agent: Callable[[Any], str] = _the_only_one
+    """Which agent an instance of ``settings`` chooses, in words that upgrades and new places of its program don't change."""
 
 
 # ------------------------------------------------------------------ the entry
 
 
-async def run(runner: Runner, ctx: RunnerContext, product: Product) -> AsyncIterator[RunnerResult]:
+async def run(runner: Runner, ctx: RunnerContext, product: Product) -> AsyncGenerator[RunnerResult, None]:
     """The results of one run; see the module's guarantees."""
     if ctx.event.event_type not in (MESSAGE, INTERACTION):
         yield RunnerResult.run_completed(ctx.run_id)

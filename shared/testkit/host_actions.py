@@ -17,7 +17,9 @@ from langbot_plugin.entities.io.errors import ActionCallError
 APIS = ("state", "steering_pull", "history_page", "event_page")
 
 
-def message(text: str, *, actor: str = "7", name: str = "Ann", attachments: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+def message(
+    text: str, *, actor: str = "7", name: str = "Ann", attachments: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
     """One steering item as the host hands it over."""
     return {
         "claimed_run_id": "r",

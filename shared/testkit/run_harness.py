@@ -26,14 +26,16 @@ from testkit.scripted_driver import ScriptedDriver
 
 
 def _spec(settings: RunnerSettings, inputs: SpecInputs) -> SessionSpec:
-    return SessionSpec(("scripted",), inputs.workspace, env=inputs.env, mcp_servers=inputs.mcp_servers, policy=settings.approval_policy)
+    return SessionSpec(
+        ("scripted",), inputs.workspace, env=inputs.env, mcp_servers=inputs.mcp_servers, policy=settings.approval_policy
+    )
 
 
 class _Runner(Runner):
     product: Product
 
-    async def run(self, ctx: RunnerContext) -> AsyncIterator[RunnerResult]:
-        async with contextlib.aclosing(run_loop.run(self, ctx, self.product)) as results:  # type: ignore[type-var]
+    async def run(self, ctx: RunnerContext) -> AsyncIterator[RunnerResult]:  # type: ignore[override]
+        async with contextlib.aclosing(run_loop.run(self, ctx, self.product)) as results:
             async for result in results:
                 yield result
 

@@ -16,7 +16,7 @@ from pkg import run_loop
 class DefaultRunner(Runner):
     """Stateless: one object serves every run of every installation."""
 
-    async def run(self, ctx: RunnerContext) -> AsyncIterator[RunnerResult]:
+    async def run(self, ctx: RunnerContext) -> AsyncIterator[RunnerResult]:  # type: ignore[override]
         """One message from the chat, answered; see :mod:`pkg.run_loop`."""
         async with aclosing(run_loop.run(self, ctx, PRODUCT)) as results:
             async for result in results:
