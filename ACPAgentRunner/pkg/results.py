@@ -199,7 +199,7 @@ class Delivery:
             if self._single:
                 await self._finish_single("" if self._sink.shows_failure else told)
             else:
-                await self._finish_stream("" if self._sink.shows_failure else told)
+                await self._finish_stream(told)
             self._finished = True
             await self._terminal(problem, told, finish_reason)
 
@@ -265,6 +265,8 @@ class Delivery:
                 await self._perform(self._bubbles.close(self._clock()))
             if sentence:
                 await self._perform(self._bubbles.message(sentence, self._clock()))
+            elif self._bubbles.open and error is None:
+                await self._perform(self._bubbles.close(self._clock(), self._last_words()))
         self._turn_has_text = self._gap = False
         self._message_id = self._tail = ""
         self._fences = FenceTracker()
@@ -358,17 +360,19 @@ class Delivery:
         if self._bubbles.has_text:
             await self._perform(self._bubbles.close(now))
         if told:
-            await self._perform(self._bubbles.message(told, now))
+            if self._bubbles.open or not self._sink.shows_failure:
+                await self._perform(self._bubbles.message(told, now))
         elif self._bubbles.open or not self._said_anything:
-            await self._perform(self._bubbles.close(now, self._nothing_said()))
+            await self._perform(self._bubbles.close(now, self._last_words()))
 
-    def _nothing_said(self) -> str:
-        return texts.render("turn.no_text", self._language)
+    def _last_words(self) -> str:
+        """For a progress line that must become something, and for a run that said nothing at all."""
+        return texts.render("turn.done" if self._said_anything else "turn.no_text", self._language)
 
     async def _finish_single(self, told: str) -> None:
         sections = ["".join(pieces).strip("\n") for pieces in self._sections]
         sections = [section for section in (*sections, told) if not is_blank(section)]
-        whole = "\n\n".join(sections) or self._nothing_said()
+        whole = "\n\n".join(sections) or self._last_words()
         limit = Limit(self._surface.limit.units, limits.RESULT_JSON_BYTES - 2 * limits.RESULT_ENVELOPE_BYTES)
         parts = [part for part in split(whole, limit) if not is_blank(part.body)]
         if not self._sink.every_message_arrives:
