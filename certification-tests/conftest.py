@@ -137,18 +137,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def _children() -> dict[int, str]:
     """This process's living children: pid to command line. Empty where there is no ``/proc``."""
     found: dict[int, str] = {}
-    for listing in Path("/proc/self/task").glob("*/children"):
+    own = str(os.getpid()).encode()
+    for entry in Path("/proc").glob("[0-9]*"):
         try:
-            pids = listing.read_text().split()
+            state, parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:2]
+            if parent != own or state == b"Z":
+                continue
+            command = (entry / "cmdline").read_bytes()
         except OSError:
             continue
-        for pid in pids:
-            try:
-                command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            except OSError:
-                continue
-            if command and not any(name in command for name in HARMLESS):  # a zombie has no command line
-                found[int(pid)] = command.replace(b"\0", b" ").decode(errors="replace")[:200]
+        if not any(name in command for name in HARMLESS):
+            found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace")[:200]
     return found
 
 
