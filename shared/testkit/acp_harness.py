@@ -110,13 +110,6 @@ def received(log: Path, method: str) -> list[dict[str, Any]]:
     return [line.get("params") or {} for line in lines if line.get("method") == method]
 
 
-async def becomes(condition: Callable[[], bool]) -> None:
-    """Wait until ``condition`` holds."""
-    async with asyncio.timeout(BOUND):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 def http_server(name: str = "langbot", url: str = "http://127.0.0.1:1/mcp", bearer: str = "canary-bearer") -> McpServer:
     """An MCP server nobody listens at."""
     return McpServer(name, "http", url=url, headers={"Authorization": f"Bearer {bearer}"})

@@ -1,8 +1,8 @@
 """A scriptable ACP agent: a local protocol fixture, hand-written JSON-RPC over stdio, no vendor's behaviour by itself.
 
 Run as ``python -I -S scripted_acp_agent.py CONFIG`` (a JSON object, see ``DEFAULTS``). Each prompt is its script: one step per
-line, ``VERB ARGUMENTS``, in the last text block that the host has not added; a line with an unknown verb is echoed. It starts in
-well under 50 ms and does on the wire whatever it is told, also what no protocol allows.
+line, ``VERB ARGUMENTS``, in the last text block that the host has not added; a line with an unknown verb is echoed. It starts
+in well under 50 ms and does on the wire whatever it is told, also what no protocol allows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ import sys
 import threading
 import time
 
-DEFAULTS = {
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+DEFAULTS: dict[str, Any] = {
     "name": "scripted-agent",
     "version": "1.0",
     "protocol": 1,
@@ -41,46 +45,55 @@ DEFAULTS = {
     "first_session": "s-1",
 }
 
+STUBBORN = "import signal, time\nsignal.signal(15, 1)\nprint(1, flush=True)\ntime.sleep(600)"
+
 
 class Agent:
-    def __init__(self, config):
+    def __init__(self, config: dict[str, Any]) -> None:
         self.config = {**DEFAULTS, **config}
         self.out_lock = threading.Lock()
-        self.replies = {}
+        self.replies: dict[str, Any] = {}
         self.reply_ready = threading.Condition()
         self.cancelled = threading.Event()
         self.next_id = 0
-        self.sessions = {}
+        self.sessions: dict[str, Any] = {}
         self.count = 0
         self.authenticated = not self.config["auth"]
         self.stalled = threading.Event()
+        self.session = ""
+        self.blocks: list[Any] = []
+        self.reason = "end_turn"
+        self.usage: Any = None
+        self.after: list[Any] = []
+        self.failure: Any = None
+        self.obeys = True
         self.log = open(self.config["log"], "a", buffering=1) if self.config["log"] else None  # noqa: PTH123, SIM115
 
     # ---- the wire
 
-    def raw(self, data):
+    def raw(self, data: str | bytes) -> None:
         view = memoryview(data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass"))
         with self.out_lock:
             while view:
                 view = view[os.write(1, view) :]
 
-    def send(self, message):
+    def send(self, message: dict[str, Any]) -> None:
         self.raw(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
 
-    def update(self, session, update):
+    def update(self, session: str, update: Any) -> None:
         self.send({"method": "session/update", "params": {"sessionId": session, "update": update}})
 
-    def chunk(self, session, text, kind="agent_message_chunk", **more):
+    def chunk(self, session: str, text: str, kind: str = "agent_message_chunk", **more: Any) -> None:
         self.update(session, {"sessionUpdate": kind, "content": {"type": "text", "text": text}, **more})
 
-    def ask(self, method, params, request_id=None, bound=60.0):
+    def ask(self, method: str, params: dict[str, Any], request_id: str | None = None, bound: float = 60.0) -> Any:
         if request_id is None:
             self.next_id += 1
             request_id = f"agent-{self.next_id}"
         self.send({"id": request_id, "method": method, "params": params})
         return self.reply(request_id, bound)
 
-    def reply(self, request_id, bound=60.0):
+    def reply(self, request_id: str, bound: float = 60.0) -> Any:
         with self.reply_ready:
             self.reply_ready.wait_for(lambda: request_id in self.replies, bound)
             message = self.replies.pop(request_id, {"error": {"code": 0, "message": "no answer"}})
@@ -88,7 +101,7 @@ class Agent:
 
     # ---- the loop
 
-    def serve(self):
+    def serve(self) -> None:
         for line in self.config["banner"]:
             self.raw(line + "\n")
         if self.config["stderr"]:
@@ -107,7 +120,7 @@ class Agent:
         while self.config["ignore_eof"]:
             time.sleep(3600)
 
-    def take(self, message):
+    def take(self, message: dict[str, Any]) -> None:
         if self.log:
             self.log.write(json.dumps(message) + "\n")
         method = message.get("method")
@@ -127,15 +140,15 @@ class Agent:
             else:
                 handler(message, message.get("params") or {})
 
-    def answer(self, message, result):
+    def answer(self, message: dict[str, Any], result: Any) -> None:
         self.send({"id": message["id"], "result": result})
 
-    def fail(self, message, code, text, data=None):
+    def fail(self, message: dict[str, Any], code: int, text: str, data: Any = None) -> None:
         self.send({"id": message["id"], "error": {"code": code, "message": text, "data": data}})
 
     # ---- opening
 
-    def on_initialize(self, message, params):
+    def on_initialize(self, message: dict[str, Any], params: dict[str, Any]) -> None:
         how = self.config["initialize"]
         if how == "hang":
             return
@@ -162,14 +175,14 @@ class Agent:
             },
         )
 
-    def on_authenticate(self, message, params):
+    def on_authenticate(self, message: dict[str, Any], params: dict[str, Any]) -> None:
         if self.config["auth"] == "broken":
             self.fail(message, -32603, "Internal error", {"details": "no"})
             return
         self.authenticated = True
         self.answer(message, {})
 
-    def refused(self, message, params, what):
+    def refused(self, message: dict[str, Any], params: dict[str, Any], what: str) -> bool:
         if not self.authenticated:
             self.fail(message, -32000, "Authentication required")
             return True
@@ -178,15 +191,15 @@ class Agent:
             return True
         return False
 
-    def path(self, session):
+    def path(self, session: str) -> str:
         return os.path.join(self.config["state"], session + ".json")  # noqa: PTH118
 
-    def save(self, session):
+    def save(self, session: str) -> None:
         if self.config["state"]:
             with open(self.path(session), "w") as file:  # noqa: PTH123
                 json.dump(self.sessions[session], file)
 
-    def on_session_new(self, message, params):
+    def on_session_new(self, message: dict[str, Any], params: dict[str, Any]) -> None:
         if self.refused(message, params, "new"):
             return
         if self.config["new_error"]:
@@ -200,7 +213,7 @@ class Agent:
             self.update(session, update)
         self.answer(message, {"sessionId": session, **self.config["new"]})
 
-    def reopen(self, message, params, how, what):
+    def reopen(self, message: dict[str, Any], params: dict[str, Any], how: Any, what: str) -> None:
         session = params["sessionId"]
         if self.refused(message, params, "load"):
             return
@@ -219,28 +232,29 @@ class Agent:
             self.replay(session)
         self.answer(message, dict(self.config["new"]))
 
-    def replay(self, session):
+    def replay(self, session: str) -> None:
         for said, answered in self.sessions[session]["turns"]:
             self.chunk(session, said, "user_message_chunk")
             self.update(session, {"sessionUpdate": "tool_call", "toolCallId": "old", "title": "old", "status": "completed"})
             self.update(session, {"sessionUpdate": "plan", "entries": [{"content": "old plan", "status": "completed"}]})
             self.chunk(session, answered)
 
-    def on_session_load(self, message, params):
+    def on_session_load(self, message: dict[str, Any], params: dict[str, Any]) -> None:
         self.reopen(message, params, self.config["load"], "load")
 
-    def on_session_resume(self, message, params):
+    def on_session_resume(self, message: dict[str, Any], params: dict[str, Any]) -> None:
         self.reopen(message, params, self.config["resume"], "resume")
 
-    def on_session_list(self, message, params):
-        names = [name[:-5] for name in os.listdir(self.config["state"])] if self.config["state"] else []
+    def on_session_list(self, message: dict[str, Any], params: dict[str, Any]) -> None:
+        state = self.config["state"]
+        names = [name[:-5] for name in os.listdir(state)] if state else []  # noqa: PTH208
         self.answer(message, {"sessions": [{"sessionId": name, "cwd": "/"} for name in names if self.config["listed"]]})
 
-    def on_session_close(self, message, params):
+    def on_session_close(self, message: dict[str, Any], params: dict[str, Any]) -> None:
         if self.config["close"] != "hang":
             self.answer(message, {})
 
-    def setting(self, message, params):
+    def setting(self, message: dict[str, Any], params: dict[str, Any]) -> None:
         if self.config["setting_error"]:
             self.fail(message, *self.config["setting_error"])
         else:
@@ -250,7 +264,7 @@ class Agent:
 
     # ---- a turn
 
-    def prompt(self, message):
+    def prompt(self, message: dict[str, Any]) -> None:
         params = message["params"]
         self.session = params["sessionId"]
         texts = [block["text"] for block in params["prompt"] if block["type"] == "text"]
@@ -274,7 +288,11 @@ class Agent:
             self.save(self.session)
         if self.failure:
             code, text, data = self.failure
-            last = {"jsonrpc": "2.0", "id": message["id"], "error": {"code": code, "message": text, "data": data}}
+            last: dict[str, Any] = {
+                "jsonrpc": "2.0",
+                "id": message["id"],
+                "error": {"code": code, "message": text, "data": data},
+            }
         else:
             reason = "cancelled" if self.cancelled.is_set() and self.obeys else self.reason
             last = {"jsonrpc": "2.0", "id": message["id"], "result": {"stopReason": reason}}
@@ -282,29 +300,29 @@ class Agent:
                 last["result"]["usage"] = self.usage
         self.raw("".join(json.dumps(item) + "\n" for item in [last, *self.after]))
 
-    def do_say(self, text):
+    def do_say(self, text: str) -> None:
         self.chunk(self.session, json.loads(text) if text.startswith('"') else text)
 
-    def do_in(self, argument):
+    def do_in(self, argument: str) -> None:
         message_id, _, text = argument.partition(" ")
         self.chunk(self.session, text, messageId=message_id)
 
-    def do_think(self, text):
+    def do_think(self, text: str) -> None:
         self.chunk(self.session, text, "agent_thought_chunk")
 
-    def do_update(self, text):
+    def do_update(self, text: str) -> None:
         self.update(self.session, json.loads(text))
 
-    def do_foreign(self, text):
+    def do_foreign(self, text: str) -> None:
         self.update("another-session", json.loads(text))
 
-    def do_raw(self, text):
+    def do_raw(self, text: str) -> None:
         self.raw(json.loads(text))
 
-    def do_hex(self, text):
+    def do_hex(self, text: str) -> None:
         self.raw(bytes.fromhex(text))
 
-    def do_huge(self, size):
+    def do_huge(self, size: str) -> None:
         """One line of exactly SIZE bytes, its newline included, with a chunk of x."""
         frame = json.dumps(
             {
@@ -319,7 +337,7 @@ class Agent:
         head, tail = (frame + "\n").split("%")
         self.raw(head + "x" * (int(size) - len(head) - len(tail)) + tail)
 
-    def do_many(self, argument):
+    def do_many(self, argument: str) -> None:
         count, _, text = argument.partition(" ")
         lines = []
         for number in range(int(count)):
@@ -332,29 +350,29 @@ class Agent:
         if lines:
             self.raw("\n".join(lines) + "\n")
 
-    def do_blocks(self, argument):
+    def do_blocks(self, argument: str) -> None:
         self.chunk(self.session, json.dumps(self.blocks))
 
-    def do_mcp(self, argument):
+    def do_mcp(self, argument: str) -> None:
         self.chunk(self.session, json.dumps(self.sessions[self.session]["mcp"]))
 
-    def do_perm(self, argument):
+    def do_perm(self, argument: str) -> None:
         outcome = self.ask("session/request_permission", {"sessionId": self.session, **json.loads(argument)})
         self.chunk(self.session, json.dumps(outcome))
 
-    def do_request(self, argument):
+    def do_request(self, argument: str) -> None:
         method, _, params = argument.partition(" ")
         result = self.ask(method, {"sessionId": self.session, **json.loads(params or "{}")})
         self.chunk(self.session, json.dumps(result))
 
-    def do_take_back(self, argument):
+    def do_take_back(self, argument: str) -> None:
         """Send a request, then $/cancel_request for it, then tell its answer."""
         method, _, params = argument.partition(" ")
         self.send({"id": "back", "method": method, "params": {"sessionId": self.session, **json.loads(params)}})
         self.send({"method": "$/cancel_request", "params": {"requestId": "back"}})
         self.chunk(self.session, json.dumps(self.reply("back")))
 
-    def do_term(self, argument):
+    def do_term(self, argument: str) -> None:
         """Open a terminal, wait for its end, tell its output, release it."""
         made = self.ask("terminal/create", {"sessionId": self.session, **json.loads(argument)})
         if "error" in made:
@@ -366,60 +384,60 @@ class Agent:
         self.ask("terminal/release", ids)
         self.chunk(self.session, json.dumps([ended, view]))
 
-    def do_open_term(self, argument):
+    def do_open_term(self, argument: str) -> None:
         made = self.ask("terminal/create", {"sessionId": self.session, **json.loads(argument)})
         self.chunk(self.session, json.dumps(made))
 
-    def do_stop(self, reason):
+    def do_stop(self, reason: str) -> None:
         self.reason = reason
 
-    def do_usage(self, text):
+    def do_usage(self, text: str) -> None:
         self.usage = json.loads(text)
 
-    def do_error(self, text):
+    def do_error(self, text: str) -> None:
         self.failure = json.loads(text)
 
-    def do_after(self, text):
+    def do_after(self, text: str) -> None:
         """A chunk right behind the response."""
         update = {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": text}}
         self.after.append(
             {"jsonrpc": "2.0", "method": "session/update", "params": {"sessionId": self.session, "update": update}}
         )
 
-    def do_after_update(self, text):
+    def do_after_update(self, text: str) -> None:
         params = {"sessionId": self.session, "update": json.loads(text)}
         self.after.append({"jsonrpc": "2.0", "method": "session/update", "params": params})
 
-    def do_after_permission(self, text):
+    def do_after_permission(self, text: str) -> None:
         params = {"sessionId": self.session, **json.loads(text)}
         self.after.append({"jsonrpc": "2.0", "id": "late", "method": "session/request_permission", "params": params})
 
-    def do_hang(self, argument):
+    def do_hang(self, argument: str) -> None:
         self.cancelled.wait(120)
 
-    def do_deaf(self, argument):
+    def do_deaf(self, argument: str) -> None:
         self.obeys = False
 
-    def do_sleep_forever(self, argument):
+    def do_sleep_forever(self, argument: str) -> None:
         time.sleep(3600)
 
-    def do_until(self, path):
+    def do_until(self, path: str) -> None:
         while not os.path.exists(path):  # noqa: PTH110
             time.sleep(0.005)
 
-    def do_stall(self, argument):
+    def do_stall(self, argument: str) -> None:
         """Stop reading standard input for good; the next line wakes the reader up to notice."""
         self.stalled.set()
 
-    def do_stderr(self, size):
+    def do_stderr(self, size: str) -> None:
         left = int(size)
         while left > 0:
             left -= os.write(2, b"e" * 79 + b"\n")
 
-    def do_complain(self, text):
+    def do_complain(self, text: str) -> None:
         os.write(2, (text + "\n").encode())
 
-    def do_child(self, argument):
+    def do_child(self, argument: str) -> None:
         """A child in a session of its own that ignores SIGTERM; its pid is told."""
         child = subprocess.Popen(
             [
@@ -433,21 +451,22 @@ class Agent:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
         )
+        assert child.stdout is not None
         child.stdout.readline()
         self.chunk(self.session, f"child={child.pid} agent={os.getpid()}")
 
-    def do_hold(self, argument):
+    def do_hold(self, argument: str) -> None:
         """A child that keeps our standard output open."""
         child = subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL)
         self.chunk(self.session, f"child={child.pid} agent={os.getpid()}")
 
-    def do_exit(self, code):
+    def do_exit(self, code: str) -> None:
         os._exit(int(code or 1))
 
-    def do_kill(self, argument):
+    def do_kill(self, argument: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def do_close_stdout(self, argument):
+    def do_close_stdout(self, argument: str) -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         time.sleep(3600)
