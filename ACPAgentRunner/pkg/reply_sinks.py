@@ -17,6 +17,7 @@ from langbot_plugin.api.entities.builtin.runner.result import RunnerResult
 
 from pkg import limits
 from pkg.bubbles import MARKER
+from pkg.surfaces import SEQUENCE_STEP
 
 if TYPE_CHECKING:
     from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
@@ -99,6 +100,7 @@ class AgentBotSink:
         self._manager: AbstractAsyncContextManager[Any] | None = None
         self._stream: Any = None
         self._updates = 0
+        self._displayed = ""
         self._streams_left = limits.REPLY_STREAMS_PER_RUN
         self._broken = False
 
@@ -108,8 +110,7 @@ class AgentBotSink:
         if self._broken or (self._stream is None and not await self._open()):
             return
         try:
-            await self._stream.update(text)
-            self._updates += 1
+            await self._update(text)
         except Exception as exc:  # noqa: BLE001 - progress is worth a log line, never the run
             await self._failed("progress", exc)
             await self._abort()
@@ -143,15 +144,22 @@ class AgentBotSink:
         self._manager = manager
         self._streams_left -= 1
         self._updates = 0
+        self._displayed = ""
         return True
 
+    async def _update(self, text: str) -> None:
+        await self._stream.update(text)
+        if self._updates % SEQUENCE_STEP == 0:
+            self._displayed = text
+        self._updates += 1
+
     async def _finish(self, text: str) -> bool:
-        manager, stream = self._manager, self._stream
+        manager = self._manager
         assert manager is not None
         try:
-            if self._updates % 8 == 0:
-                await stream.update(f"{text} {MARKER}")
-            await stream.update(text)
+            while self._updates % SEQUENCE_STEP == 0 or self._displayed.strip() == text.strip():
+                await self._update(f"{text} {MARKER}")
+            await self._update(text)
             self._manager = self._stream = None
             await manager.__aexit__(None, None, None)
         except Exception as exc:  # noqa: BLE001 - the caller replies with the whole text instead
