@@ -58,10 +58,10 @@ class Handler:
 
 def runner_on(bound: ActionContext | None) -> tuple[Runner, Handler]:
     """A runner whose worker's connection is bound to ``bound``."""
-    runner, plugin, handler = Runner(), BasePlugin.__new__(BasePlugin), Handler(bound)
+    runner, plugin, handler = Runner(), BasePlugin.__new__(BasePlugin), Handler(bound)  # type: ignore[no-untyped-call]
     plugin.plugin_runtime_handler = handler  # type: ignore[assignment]
     runner.plugin = plugin
-    runner.bind_runtime(plugin_runtime_handler=handler)
+    runner.bind_runtime(plugin_runtime_handler=handler)  # type: ignore[no-untyped-call]
     return runner, handler
 
 
@@ -191,7 +191,7 @@ class TestTrustedActor:
         """Without a conversation there is nothing to stand in."""
         for source in ("legacy-session", "legacy-bot"):
             with pytest.raises(Refused):
-                identity.trusted_actor(context(actor=None, conversation=None), source)  # type: ignore[arg-type]
+                identity.trusted_actor(context(actor=None, conversation=None), source)
 
     def test_a_legacy_session_is_one_actor_for_all_its_people(self) -> None:
         """Two members share everything there, yet stay two people for ``allowed-actors``."""

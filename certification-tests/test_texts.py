@@ -70,13 +70,13 @@ NOT_TEXTS = frozenset(
 
 
 def constants() -> Iterator[tuple[str, int, str]]:
-    """Every string in the code that is written like a key of the catalogue, and the settings' ``_bad("x")`` as ``problem.x``."""
+    """Every string in the code that is written like a key of the catalogue, and in the settings ``_bad("x")``."""
     prefixes = {"coding", "problem", *(key.split(".")[0] for key in ENGLISH)}
     for path, tree in TREES:
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "_bad":
                 if path.endswith("/settings.py") and isinstance(node.args[0], ast.Constant):
-                    yield path, node.lineno, f"problem.{node.args[0].value}"
+                    yield path, node.lineno, f"problem.{node.args[0].value!s}"
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value not in NOT_TEXTS:
                 prefix, dot, rest = node.value.partition(".")
                 if dot and prefix in prefixes and rest and set(rest) <= set(string.ascii_lowercase + string.digits + "_"):
