@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,12 @@ class Hanging:
         self.working.set()
         await asyncio.Event().wait()
         return None
+
+
+async def _until(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not true():
+            await asyncio.sleep(0)
 
 
 # ------------------------------------------------------------------ who and what starts a run
@@ -296,8 +303,7 @@ async def test_two_messages_for_one_session_wait_for_each_other(tmp_path: Path) 
         first = h.start("one")
         await script.working.wait()
         second = h.start("two", run_id="r2", apis=())
-        while not installations.installation(None).runs.get("r2"):
-            await asyncio.sleep(0)
+        await _until(lambda: "r2" in installations.installation(None).runs)
         assert [prompt.text for prompt in h.driver.sessions[0].prompts] == ["one"]
         h.host.steering.append(message("/stop"))
         h.driver.script = echo
@@ -315,8 +321,7 @@ async def test_an_exclusive_workspace_serves_one_chat_at_a_time(tmp_path: Path) 
         first = h.start("one")
         await script.working.wait()
         second = h.start("two", run_id="r2", conversation="other", apis=())
-        while not installations.installation(None).runs.get("r2"):
-            await asyncio.sleep(0)
+        await _until(lambda: "r2" in installations.installation(None).runs)
         assert len(h.driver.sessions) == 1
         h.host.steering.append(message("/stop"))
         await first
@@ -380,8 +385,7 @@ async def test_a_message_after_the_answer_is_still_taken(tmp_path: Path) -> None
 
     async with harness(tmp_path, ScriptedDriver(script)) as h:
         run = h.start("one")
-        while not h.host.pulled.is_set():
-            await asyncio.sleep(0.01)
+        await h.host.pulled.wait()
         h.host.steering.append(message("late"))
         assert (await run).shown == ["one", "late"]
 

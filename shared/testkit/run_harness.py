@@ -90,11 +90,11 @@ class Harness:
         self.host = HostActions()
         self.config: dict[str, Any] = {"workspace": str(workspace), "langbot-assets-enabled": False}
         self.config.update({name.replace("_", "-"): value for name, value in config.items()})
-        self.runner = _Runner()
+        self.runner = _Runner()  # type: ignore[no-untyped-call]
         self.runner.product = Product(
             "scripted", self.driver, RunnerSettings, PluginSettings, agent=lambda settings: "scripted", spec=_spec
         )
-        self.runner.bind_runtime(plugin_runtime_handler=self.host, plugin_config={})
+        self.runner.bind_runtime(plugin_runtime_handler=self.host, plugin_config={})  # type: ignore[no-untyped-call]
         self.runner.plugin = cast(BasePlugin, types.SimpleNamespace(plugin_runtime_handler=self.host))
 
     def context(self, text: str = "hello", **more: Any) -> RunnerContext:
@@ -105,12 +105,10 @@ class Harness:
     async def run(self, text: str = "hello", *, binding: InstallationBinding | None = None, **more: Any) -> Outcome:
         """One run to its end; with ``binding`` as in a worker that belongs to that installation."""
         self.host.bound_action_context = binding
-        results: list[RunnerResult] = []
-        with bind_invocation(self.host, config={}, binding=binding) if binding else contextlib.nullcontext():
+        scope = bind_invocation(self.host, config={}, binding=binding) if binding else contextlib.nullcontext()
+        with scope:
             async with contextlib.aclosing(self.runner.invoke(self.context(text, **more))) as stream:
-                async for result in stream:
-                    results.append(result)
-        return Outcome(results)
+                return Outcome([result async for result in stream])
 
     def start(self, text: str = "hello", **more: Any) -> asyncio.Task[Outcome]:
         """One run as a task."""

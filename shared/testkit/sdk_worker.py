@@ -1,0 +1,329 @@
+"""The built package in a real worker process of the SDK's own runtime, driven without LangBot.
+
+Real are the artifact store, the dependency environment, the launcher, the stdio connection, the runtime's runner service and
+the worker process. A stand-in is only the control connection to LangBot's Core (:class:`Core`), which answers host actions
+through one :class:`testkit.host_actions.HostActions` per installation. Shapes:
+
+- ``dedicated``: the SDK's own launcher, profile ``oss_dev``, as a stock LangBot starts packages;
+- ``pool``: one process for all installations, started directly instead of in nsjail (the profile needs it), with the same
+  arguments and environment that the SDK's launcher gives the jail.
+
+Dependencies: the runtime's own environment is first on a worker's path and here holds everything a package requires, so the
+package's own environment holds only its names unless ``real_dependencies`` lets the SDK install it from the registry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import contextvars
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import shlex
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from langbot_plugin.api.entities.builtin.runner.result import RunnerResult
+from langbot_plugin.entities.io.actions.enums import RuntimeToLangBotAction
+from langbot_plugin.entities.io.context import (
+    InstallationBinding,
+    PluginExecutionMode,
+    PluginWorkerPolicy,
+    RuntimeIdentity,
+)
+from langbot_plugin.runtime.context import RuntimeContext
+from langbot_plugin.runtime.io.controllers.stdio.client import StdioClientController
+from langbot_plugin.runtime.plugin.artifact import PluginArtifactStore
+from langbot_plugin.runtime.plugin.dependency_environment import PluginDependencyEnvironmentStore
+from langbot_plugin.runtime.plugin.mgr import PluginManager
+from langbot_plugin.runtime.plugin.worker_launcher import PluginWorkerLauncher
+from langbot_plugin.runtime.security import (
+    PLUGIN_FILE_STORAGE_DIR_ENV,
+    PLUGIN_REGISTRATION_CAPABILITY_ENV,
+    PLUGIN_RUNTIME_PROFILE_ENV,
+)
+from packaging.requirements import Requirement
+
+from testkit import hostile_trees
+from testkit.host_actions import HostActions, run_context
+from testkit.run_harness import Outcome
+from tooling import packages
+
+Shape = Literal["dedicated", "pool"]
+AUTHOR = "langbot-team"
+READY_WITHIN = 60.0
+"""Seconds for a worker to register and initialise; the SDK itself gives 30 s and 120 s."""
+
+_dispatching: contextvars.ContextVar[InstallationBinding | None] = contextvars.ContextVar("dispatching", default=None)
+
+
+class Core:
+    """LangBot's side of the control connection: plugin settings, and host actions by installation."""
+
+    def __init__(self) -> None:
+        """No installation has a configuration yet."""
+        self.hosts: dict[str, HostActions] = {}
+        self.configs: dict[str, dict[str, Any]] = {}
+
+    @property
+    def current_action_context(self) -> InstallationBinding | None:
+        """The installation whose run is being dispatched by this task."""
+        return _dispatching.get()
+
+    async def call_action(
+        self, action: Any, data: dict[str, Any], timeout: float = 15.0, action_context: Any = None, **_: Any
+    ) -> dict[str, Any]:
+        """Answer one action of the runtime or a worker."""
+        uid = action_context.installation_uuid
+        if action is RuntimeToLangBotAction.GET_PLUGIN_SETTINGS:
+            return {
+                "enabled": True,
+                "priority": 0,
+                "plugin_config": self.configs[uid],
+                "installation_uuid": uid,
+                "install_source": "local",
+                "install_info": {},
+            }
+        return await self.hosts[uid].call_action(action, data, timeout)
+
+
+async def _record(staging: Any, requirements: Sequence[str]) -> None:
+    """Record each requirement's version as it stands in the runtime's own environment, whose modules a worker imports first."""
+    for value in requirements:
+        name = Requirement(value).name
+        version = importlib.metadata.version(name)
+        entry = staging.site_packages_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        entry.mkdir(parents=True)
+        (entry / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+class _Launcher(PluginWorkerLauncher):
+    """The SDK's launcher with a dependency environment that only names what the runtime's own already holds."""
+
+    async def prepare_dependency_environment(self, store: Any, artifact: Any, *, execution_mode: Any = None) -> Any:
+        return await store.prepare(
+            artifact,
+            runtime_fingerprint=self.dependency_runtime_fingerprint(),
+            installer=_record,
+            execution_mode=execution_mode,
+        )
+
+
+class _PoolLauncher(_Launcher):
+    """The shared profile without its jail."""
+
+    def configure(self, policy: Any, runtime_profile: Any) -> None:
+        self.policy, self.runtime_profile = policy, runtime_profile
+        self.effective_profile = "shared"
+
+    def create_shared_pool_controller(self, spec: Any) -> Any:
+        scratch = tempfile.mkdtemp(prefix="pool-", dir=spec.artifact.code_path.parent.parent)
+        return StdioClientController(
+            command=str(self.python_executable),
+            args=["-m", "langbot_plugin.cli.__init__", "run", "-s", "--prod"],
+            env={
+                PLUGIN_RUNTIME_PROFILE_ENV: "shared",
+                PLUGIN_REGISTRATION_CAPABILITY_ENV: spec.registration_capability,
+                PLUGIN_FILE_STORAGE_DIR_ENV: str(Path(scratch) / "rpc"),
+                "PYTHONPATH": str(self.runtime_import_root),
+                "PYTHONUNBUFFERED": "1",
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "HOME": "/tmp",
+                "TMPDIR": "/tmp",
+            },
+            working_dir=str(spec.artifact.code_path),
+            close_process_on_callback_return=False,
+        )
+
+
+class SdkWorker:
+    """A runtime with one package installed for any number of installations."""
+
+    def __init__(self, package: Path, base: Path, shape: Shape, *, real_dependencies: bool, name: str) -> None:
+        """Made by :func:`sdk_worker`."""
+        self.name = name
+        self.shape = shape
+        self.core = Core()
+        self._package = package.read_bytes()
+        self._digest = hashlib.sha256(self._package).hexdigest()
+        self._bindings: dict[str, InstallationBinding] = {}
+        context = RuntimeContext()  # type: ignore[no-untyped-call]
+        self._manager = PluginManager(context)
+        context.plugin_mgr = self._manager
+        context.control_handler = cast(Any, self.core)
+        self._manager.artifact_store = PluginArtifactStore(base)
+        self._manager.dependency_environment_store = PluginDependencyEnvironmentStore(base)
+        profile: Literal["oss_dev", "shared"] = "shared" if shape == "pool" else "oss_dev"
+        if shape == "pool":
+            self._manager.worker_launcher = _PoolLauncher()
+        elif not real_dependencies:
+            self._manager.worker_launcher = _Launcher()
+        policy = PluginWorkerPolicy(max_cpus=1, max_memory_mb=1024, max_pids=256, max_open_files=1024, max_file_size_mb=64)
+        self._manager.configure_worker_runtime(policy, profile)
+        context.bind_runtime(RuntimeIdentity(instance_uuid="inst", runtime_id="rt"), policy, profile)
+
+    # ---- installations
+
+    async def install(
+        self, uid: str = "A", config: Mapping[str, Any] | None = None, *, revision: int = 1
+    ) -> InstallationBinding:
+        """Install, or with a newer ``revision`` reconfigure, the package for ``uid`` and wait until it serves."""
+        binding = InstallationBinding(
+            instance_uuid="inst",
+            workspace_uuid=f"ws-{uid}",
+            placement_generation=1,
+            installation_uuid=uid,
+            runtime_revision=revision,
+            artifact_digest=self._digest,
+        )
+        self.core.hosts.setdefault(uid, HostActions())
+        self.core.configs[uid] = dict(config or {})
+        mode = PluginExecutionMode.SHARED_CERTIFIED if self.shape == "pool" else PluginExecutionMode.DEDICATED
+        await self._manager.apply_plugin_installation(binding, artifact_package=self._package, execution_mode=mode)
+        self._bindings[uid] = binding
+        await self.ready(uid)
+        return binding
+
+    async def ready(self, uid: str = "A", *, other_than: int = 0) -> None:
+        """Wait until the installation's worker serves, with ``other_than`` until it is another process than that."""
+        async with asyncio.timeout(READY_WITHIN):
+            while True:
+                runtime = self._manager.installation_runtimes[self._bindings[uid]]
+                if runtime.state == "failed":
+                    raise AssertionError(f"worker failed: {runtime.error_code} {runtime.error_message}")
+                if (
+                    runtime.ready_event.is_set()
+                    and runtime.plugin_container is not None
+                    and self._pid(uid) not in (0, other_than)
+                ):
+                    return
+                await asyncio.sleep(0.05)
+
+    async def revoke(self, uid: str = "A") -> None:
+        """Remove the installation."""
+        await self._manager.remove_plugin_installation(self._bindings.pop(uid))
+
+    def host(self, uid: str = "A") -> HostActions:
+        """The host that answers this installation's runs."""
+        return self.core.hosts[uid]
+
+    def pid(self, uid: str = "A") -> int:
+        """The worker process that serves the installation."""
+        pid = self._pid(uid)
+        assert pid
+        return pid
+
+    def _pid(self, uid: str) -> int:
+        runtime = self._manager.installation_runtimes[self._bindings[uid]]
+        owner: Any = runtime.shared_worker if self.shape == "pool" else runtime
+        process = owner.plugin_handler.stdio_process if owner is not None and owner.plugin_handler is not None else None
+        return process.pid if process is not None and process.returncode is None else 0
+
+    def kill(self, uid: str = "A") -> int:
+        """SIGKILL the installation's worker; returns the pid it had."""
+        pid = self.pid(uid)
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    # ---- runs
+
+    async def stream(self, text: str = "hello", *, uid: str = "A", **more: Any) -> AsyncIterator[RunnerResult]:
+        """The results of one run as they come; closing the iterator cancels the run as the host does."""
+        token = _dispatching.set(self._bindings[uid])
+        try:
+            context = run_context(text, **more)
+            results = self._manager.run_runner(AUTHOR, self.name, "default", context)
+            async with contextlib.aclosing(results):
+                async for result in results:
+                    yield RunnerResult.model_validate(result)
+        finally:
+            with contextlib.suppress(ValueError):  # closed from another context
+                _dispatching.reset(token)
+
+    async def run(self, text: str = "hello", *, uid: str = "A", **more: Any) -> Outcome:
+        """One run to its end."""
+        return Outcome([result async for result in self.stream(text, uid=uid, **more)])
+
+    def start(self, text: str = "hello", *, uid: str = "A", **more: Any) -> asyncio.Task[Outcome]:
+        """One run as a task."""
+        return asyncio.get_running_loop().create_task(self.run(text, uid=uid, **more))
+
+    async def close(self) -> None:
+        """Remove every installation and end every worker."""
+        for uid in list(self._bindings):
+            await self.revoke(uid)
+        await self._manager.shutdown_all_plugins()  # type: ignore[no-untyped-call]
+
+
+@contextlib.asynccontextmanager
+async def sdk_worker(
+    package: Path,
+    base: Path,
+    shape: Shape = "dedicated",
+    *,
+    installations: Mapping[str, Mapping[str, Any]] | None = None,
+    real_dependencies: bool = False,
+    name: str = "ACPAgentRunner",
+) -> AsyncIterator[SdkWorker]:
+    """A worker with ``installations`` (id to plugin configuration) of ``package``; everything is gone afterwards."""
+    worker = SdkWorker(package, base, shape, real_dependencies=real_dependencies, name=name)
+    try:
+        for uid, config in (installations or {"A": {}}).items():
+            await worker.install(uid, config)
+        yield worker
+    finally:
+        await worker.close()
+
+
+# ------------------------------------------------------------------ the agent, and what is left of it
+
+
+def scripted_agent(state: Path | None = None, **config: Any) -> str:
+    """The command line of the scripted ACP agent (local protocol fixture) with this configuration."""
+    if state is not None:
+        config["state"] = str(state)
+    program = Path(__file__).with_name("scripted_acp_agent.py")
+    return shlex.join([sys.executable, "-I", "-S", str(program), json.dumps(config)])
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Every living process below ``pid``: pid to start time, in no order."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found: dict[int, str] = {}
+    waiting = [pid]
+    while waiting:
+        for child in children.get(waiting.pop(), ()):
+            start = hostile_trees.start_time(child)
+            if start:
+                found[child] = start
+                waiting.append(child)
+    return found
+
+
+async def gone(processes: Mapping[int, str], bound: float = 10.0) -> bool:
+    """Whether every one of these processes (pid to start time) ends within ``bound`` seconds."""
+    return await asyncio.to_thread(hostile_trees.gone, dict(processes), bound)
+
+
+# ------------------------------------------------------------------ the package
+
+
+@functools.cache
+def built(name: str = "ACPAgentRunner") -> Path:
+    """The package as the SDK's own builder makes it from the working copy; built once per test process."""
+    directory = tempfile.TemporaryDirectory(prefix="built-")
+    atexit.register(directory.cleanup)
+    return packages.build(name, Path(directory.name))
