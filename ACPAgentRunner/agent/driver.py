@@ -47,7 +47,9 @@ class AcpDriver:
             raise LaunchError("coding.agent_start_timeout", seconds=seconds, step="start", retryable=True) from None
         secrets = [*runtime_support.secret_values(spec.env)]
         for server in spec.mcp_servers:
-            secrets += [*server.headers.values(), *server.env.values()]
+            # A header's credential is shown without its scheme, too ("Bearer …").
+            secrets += [part for value in server.headers.values() for part in (value, value.rpartition(" ")[2])]
+            secrets += server.env.values()
         session = AcpSession(spec, launcher, process, Redactor(secrets), self._recently_closed)
         try:
             await session.open(min(spec.initialize_timeout, max(deadline - loop.time(), 0.001)))

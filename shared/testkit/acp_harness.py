@@ -110,6 +110,18 @@ def received(log: Path, method: str) -> list[dict[str, Any]]:
     return [line.get("params") or {} for line in lines if line.get("method") == method]
 
 
+async def poll(condition: Callable[[], bool]) -> None:
+    """Wait until ``condition`` holds: for what happens on the agent's side, where nothing can be awaited."""
+    async with asyncio.timeout(BOUND):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def buffered(session: AcpSession, count: int) -> None:
+    """Wait until ``count`` events are held for the session's consumer."""
+    await poll(lambda: len(session._events._events) >= count)
+
+
 def http_server(name: str = "langbot", url: str = "http://127.0.0.1:1/mcp", bearer: str = "canary-bearer") -> McpServer:
     """An MCP server nobody listens at."""
     return McpServer(name, "http", url=url, headers={"Authorization": f"Bearer {bearer}"})

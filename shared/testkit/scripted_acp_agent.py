@@ -67,6 +67,7 @@ class Agent:
         self.after: list[Any] = []
         self.failure: Any = None
         self.obeys = True
+        self.leaves = False
         self.log = open(self.config["log"], "a", buffering=1) if self.config["log"] else None  # noqa: PTH123, SIM115
 
     # ---- the wire
@@ -97,7 +98,7 @@ class Agent:
         with self.reply_ready:
             self.reply_ready.wait_for(lambda: request_id in self.replies, bound)
             message = self.replies.pop(request_id, {"error": {"code": 0, "message": "no answer"}})
-        return message.get("result") if "error" not in message else {"error": message["error"]}
+        return message.get("result") if "error" not in message else {"failed": message["error"]}
 
     # ---- the loop
 
@@ -299,6 +300,8 @@ class Agent:
             if self.usage:
                 last["result"]["usage"] = self.usage
         self.raw("".join(json.dumps(item) + "\n" for item in [last, *self.after]))
+        if self.leaves:
+            os._exit(0)
 
     def do_say(self, text: str) -> None:
         self.chunk(self.session, json.loads(text) if text.startswith('"') else text)
@@ -375,7 +378,7 @@ class Agent:
     def do_term(self, argument: str) -> None:
         """Open a terminal, wait for its end, tell its output, release it."""
         made = self.ask("terminal/create", {"sessionId": self.session, **json.loads(argument)})
-        if "error" in made:
+        if "failed" in made:
             self.chunk(self.session, json.dumps(made))
             return
         ids = {"sessionId": self.session, "terminalId": made["terminalId"]}
@@ -420,6 +423,24 @@ class Agent:
 
     def do_sleep_forever(self, argument: str) -> None:
         time.sleep(3600)
+
+    def do_fill(self, size: str) -> None:
+        left = int(size)
+        while left > 0:
+            piece = min(left, 1 << 20)
+            self.raw("x" * piece)
+            left -= piece
+
+    def do_tell_reply(self, request_id: str) -> None:
+        self.chunk(self.session, json.dumps(self.reply(request_id)))
+
+    def do_touch(self, path: str) -> None:
+        with open(path, "w"):  # noqa: PTH123
+            return
+
+    def do_exit_after(self, argument: str) -> None:
+        """Exit right behind the response."""
+        self.leaves = True
 
     def do_until(self, path: str) -> None:
         while not os.path.exists(path):  # noqa: PTH110

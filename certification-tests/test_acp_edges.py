@@ -1,0 +1,333 @@
+"""An agent that misbehaves on its pipes or dies: the session survives what it can and says what it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import logging
+import weakref
+from pathlib import Path
+
+import pytest
+
+from agent.session import AcpSession
+from pkg import limits
+from pkg.agent_api import Notice, Prompt, TextDelta, TurnEnded
+from pkg.errors import AgentDied, CodingError
+from testkit import acp_harness as acp
+from testkit import hostile_trees
+
+
+class Secret:
+    """Something a run's context holds."""
+
+
+MARKER: contextvars.ContextVar[Secret | None] = contextvars.ContextVar("marker", default=None)
+KIB = 1024
+MIB = 1024 * 1024
+FRAME = 140
+"""More than the bytes of a chunk's line that are not its text."""
+
+
+def pids(text: str) -> dict[int, str]:
+    numbers = [int(word.partition("=")[2]) for word in text.split() if "=" in word]
+    return {pid: hostile_trees.start_time(pid) for pid in numbers}
+
+
+# ------------------------------------------------------------------ sizes
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("size", [64 * KIB - 1, 64 * KIB, 64 * KIB + 1, MIB - 1, MIB, MIB + 1, 8 * MIB, 40 * MIB])
+async def test_a_line_of_any_size_under_the_limit_is_delivered_whole(tmp_path: Path, size: int) -> None:
+    """Field rule: 64 KiB (asyncio's own limit) and everything up to ``AGENT_LINE_BYTES`` arrives, and the next turn works."""
+    async with acp.opened(tmp_path) as session:
+        text = acp.text(await acp.turn(session, f"huge {size}", "say end"))
+        assert text.endswith("xend")
+        assert set(text[:-3]) == {"x"}
+        assert size - FRAME - 40 < len(text) < size
+        assert acp.text(await acp.turn(session, "say next")) == "next"
+
+
+@pytest.mark.asyncio
+async def test_a_line_over_the_limit_is_a_visible_truncation_and_the_session_goes_on(tmp_path: Path) -> None:
+    """Our rule: what exceeds the bound becomes a typed notice; the turn and the session live on."""
+    async with acp.opened(tmp_path) as session:
+        events = await acp.turn(session, f"huge {limits.AGENT_LINE_BYTES + MIB}", "say end")
+        (notice,) = [event for event in acp.of(events, Notice) if event.code == "coding.agent_line_truncated"]
+        assert notice.level == "warning"
+        assert notice.params == {"size": "65", "limit": "64"}
+        assert acp.text(events) == "end"
+        assert acp.ended(events) == TurnEnded("end_turn")
+        assert acp.text(await acp.turn(session, "say next")) == "next"
+
+
+@pytest.mark.asyncio
+async def test_an_oversized_request_is_refused_and_its_agent_goes_on(tmp_path: Path) -> None:
+    """Our rule: a request that was dropped for its size gets an error, so the agent does not wait for ever."""
+    line = '{"jsonrpc":"2.0","id":"big","method":"fs/write_text_file","params":{"path":"/x","content":"'
+    async with acp.opened(tmp_path) as session:
+        script = [f'raw "{line.replace(chr(34), chr(92) + chr(34))}"', f"fill {limits.AGENT_LINE_BYTES}", 'raw "\\"}}\\n"']
+        events = await acp.turn(session, *script, "tell_reply big")
+        assert '"code": -32600' in acp.text(events)
+
+
+@pytest.mark.asyncio
+async def test_a_large_prompt_arrives_whole(tmp_path: Path) -> None:
+    """Our rule: prompts are written whole, whatever the pipe takes at once."""
+    log = tmp_path / "log"
+    async with acp.opened(tmp_path, {"log": str(log)}) as session:
+        async with asyncio.timeout(acp.BOUND):
+            await session.prompt(Prompt("say ok", context="é" * 4 * MIB))
+        assert acp.text(await acp.until(session, TurnEnded)) == "ok"
+    (params,) = acp.received(log, "session/prompt")
+    assert params["prompt"][0]["text"].count("é") == 4 * MIB
+
+
+# ------------------------------------------------------------------ noise
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "noise",
+    [
+        'raw "npm WARN deprecated\\n\\u001b[31mcolour\\u001b[0m\\n"',
+        'raw "42\\n\\"text\\"\\nnull\\ntrue\\n"',
+        'raw "[]\\n[1, null]\\n"',
+        'raw "{\\"jsonrpc\\": \\"2.0\\"}\\n{\\"id\\": {}, \\"result\\": 1}\\n{\\"id\\": 99, \\"result\\": 1}\\n"',
+        'raw "{\\"id\\": null, \\"error\\": \\"odd\\"}\\n"',
+        "hex fffefd0a00000a0d0a",
+        "update {}",
+        'update {"sessionUpdate": 7}',
+        'raw "{\\"method\\": \\"session/update\\", \\"params\\": [1]}\\n{\\"method\\": \\"session/update\\"}\\n"',
+        'raw "{\\"method\\": \\"_vendor/thing\\", \\"params\\": {}}\\n"',
+    ],
+)
+async def test_noise_of_any_kind_changes_nothing(tmp_path: Path, noise: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Facts: each of these kills or floods the library's own reader; here the text around it arrives and nothing is logged."""
+    with caplog.at_level(logging.INFO):
+        async with acp.opened(tmp_path, {"banner": ["> agent@1.0 start", ""]}) as session:
+            events = await acp.turn(session, "say a", noise, "say b")
+            assert acp.text(events) == "ab"
+            assert acp.ended(events) == TurnEnded("end_turn")
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@pytest.mark.asyncio
+async def test_batches_crlf_marks_and_split_characters_are_read(tmp_path: Path) -> None:
+    """Field rule: the same text out, whatever the bytes around it and wherever they are cut."""
+    async with acp.opened(tmp_path) as session:
+        one = '{"method":"session/update","params":{"sessionId":"s-1","update":{"sessionUpdate":"agent_message_chunk",'
+        one += '"content":{"type":"text","text":"%s"}}}}'
+        batch = ("[" + one % "a" + "," + one % "b" + "]\n").encode().hex()
+        crlf = (b"\xef\xbb\xbf" + (one % "c").encode() + b"\r\n").hex()
+        whole = (one % "d\u20ac\U0001f600").encode()
+        cut = whole.index("\U0001f600".encode()) + 2
+        events = await acp.turn(
+            session,
+            f"hex {batch}",
+            f"hex {crlf}",
+            f"hex {whole[:cut].hex()}",
+            f"until {acp.AGENT}",
+            f"hex {whole[cut:].hex()}0a",
+            'raw "' + (one % "\\ud83d").replace("\\", "\\\\").replace('"', '\\"') + '\\n"',
+            'raw "' + (one % "\\ude00\\u0000!").replace("\\", "\\\\").replace('"', '\\"') + '\\n"',
+        )
+        assert acp.text(events) == "abcd\u20ac\U0001f600\U0001f600\x00!"
+
+
+@pytest.mark.asyncio
+async def test_a_flood_on_stderr_blocks_nobody(tmp_path: Path) -> None:
+    """Facts: 1 MB on an undrained stderr deadlocks the library's own process helper."""
+    async with acp.opened(tmp_path) as session:
+        assert acp.text(await acp.turn(session, f"stderr {8 * MIB}", "say done")) == "done"
+
+
+# ------------------------------------------------------------------ backpressure
+
+
+@pytest.mark.asyncio
+async def test_a_consumer_that_does_not_read_holds_the_agent_back(tmp_path: Path) -> None:
+    """Our rule: the event buffer is bounded and then the agent's pipe is; nothing is lost."""
+    progress = tmp_path / "progress"
+    async with acp.opened(tmp_path) as session:
+        await session.prompt(Prompt(f"many 20000 {'y' * 500}\ntouch {progress}"))
+        await acp.poll(lambda: session._events.full)
+        size = session._events._size
+        for _ in range(50):
+            await asyncio.sleep(0.01)
+        assert session._events._size == size
+        assert not progress.exists()
+        assert len(acp.text(await acp.until(session, TurnEnded))) == 20000 * 500
+        assert progress.exists()
+
+
+@pytest.mark.asyncio
+async def test_a_full_buffer_does_not_keep_a_turn_from_being_cancelled(tmp_path: Path) -> None:
+    """Our rule: while cancelling, the agent is heard although nobody reads; text over the bound is counted and said."""
+    async with acp.opened(tmp_path) as session:
+        await session.prompt(Prompt(f"deaf\nmany 20000 {'y' * 500}\nhang"))
+        await acp.poll(lambda: session._events.full)
+        await session.interrupt()
+        await acp.poll(lambda: session._turn is None)
+        events = await acp.until(session, TurnEnded)
+        assert acp.ended(events) == TurnEnded("cancelled")
+        assert any(event.code == "coding.events_dropped" for event in acp.of(events, Notice))
+        assert session.alive
+
+
+# ------------------------------------------------------------------ death
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("last", "code"), [("exit 3", "3"), ("exit 0", "0"), ("kill", "SIGKILL")])
+async def test_a_crash_ends_the_open_turn_with_code_and_last_words(tmp_path: Path, last: str, code: str) -> None:
+    """Our rule: a dead process ends its open turn with ``coding.agent_exited``; what it wrote before is delivered."""
+    async with acp.opened(tmp_path) as session:
+        events = await acp.turn(session, "say before", "complain Traceback: fatal thing", last)
+        assert acp.text(events) == "before"
+        error = acp.ended(events).error
+        assert error is not None
+        assert (error.code, error.params["code"]) == ("coding.agent_exited", code)
+        assert error.detail == "Traceback: fatal thing"
+        assert await acp.rest(session) == []
+        assert not session.alive
+        with pytest.raises(AgentDied):
+            await session.prompt(Prompt("say x"))
+
+
+@pytest.mark.asyncio
+async def test_an_answer_right_before_a_crash_is_an_answer(tmp_path: Path) -> None:
+    """Our rule: the response in the pipe counts, although the process is gone when it is read."""
+    async with acp.opened(tmp_path) as session:
+        await session.prompt(Prompt("many 2000 text\nexit_after"))
+        events = await acp.until(session, TurnEnded)
+        assert acp.text(events) == "text" * 2000
+        assert acp.ended(events) == TurnEnded("end_turn")
+        await acp.rest(session)
+
+
+@pytest.mark.asyncio
+async def test_an_agent_that_closes_its_output_and_stays_is_ended(tmp_path: Path) -> None:
+    """Our rule: half an exit is an exit; the rest of the tree is ended at once."""
+    async with acp.opened(tmp_path) as session:
+        go = tmp_path / "go"
+        await session.prompt(Prompt(f"child\nuntil {go}\nclose_stdout"))
+        processes = pids(acp.text(await acp.until(session, TextDelta)))
+        assert all(processes.values())
+        go.touch()
+        error = acp.ended(await acp.until(session, TurnEnded)).error
+        assert error is not None
+        assert error.code == "coding.agent_output_closed"
+        await acp.rest(session)
+        assert hostile_trees.living(processes) == []
+
+
+@pytest.mark.asyncio
+async def test_a_dead_leader_whose_child_holds_the_output_is_noticed(tmp_path: Path) -> None:
+    """Facts: after SIGKILL of only the leader a surviving child can hold stdout, so that the prompt never fails by itself."""
+    async with acp.opened(tmp_path) as session:
+        go = tmp_path / "go"
+        await session.prompt(Prompt(f"hold\nuntil {go}\nkill"))
+        processes = pids(acp.text(await acp.until(session, TextDelta)))
+        assert all(processes.values())
+        go.touch()
+        error = acp.ended(await acp.until(session, TurnEnded)).error
+        assert error is not None
+        assert (error.code, error.params["code"]) == ("coding.agent_exited", "SIGKILL")
+        await acp.rest(session)
+        assert hostile_trees.living(processes) == []
+
+
+@pytest.mark.asyncio
+async def test_a_crash_between_turns_ends_the_stream(tmp_path: Path) -> None:
+    """The driver's contract: the stream ends after the agent's death."""
+    async with acp.opened(tmp_path) as session:
+        await acp.turn(session, "say a", "exit_after")
+        assert await acp.rest(session) == []
+        assert not session.alive
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("config", "code", "words"),
+    [
+        ({"initialize": "exit 7", "stderr": "npm ERR! no such version\n"}, "coding.agent_exited", "npm ERR! no such version"),
+        ({"initialize": "hang", "stderr": "waiting for a lock\n"}, "coding.agent_start_timeout", "waiting for a lock"),
+        ({"initialize": "error"}, "coding.agent_refused_handshake", "cannot start"),
+        ({"protocol": 2}, "coding.agent_protocol_version", ""),
+        ({"protocol": "new"}, "coding.agent_protocol_version", ""),
+        ({"new_error": [1001, "failed to start codex", None]}, "coding.session_unavailable", "failed to start codex"),
+        ({"new": {"sessionId": 7}}, "coding.agent_protocol", ""),
+    ],
+)
+async def test_an_agent_that_cannot_open_says_why_and_leaves_nothing(
+    tmp_path: Path, config: dict[str, object], code: str, words: str
+) -> None:
+    """Issue rule: each ends in one typed error with the agent's last words (the suite looks for children)."""
+    hanging = config.get("initialize") == "hang"
+    with pytest.raises(CodingError) as caught:
+        async with acp.opened(tmp_path, config, initialize_timeout=0.5 if hanging else acp.BOUND):
+            pytest.fail("it opened")
+    assert caught.value.code == code
+    assert words in caught.value.detail
+
+
+@pytest.mark.asyncio
+async def test_a_missing_command_is_the_launchers_error(tmp_path: Path) -> None:
+    """The launcher's contract: it says where it looked."""
+    with pytest.raises(CodingError) as caught:
+        async with acp.opened(tmp_path, command=("no-such-agent-anywhere",)):
+            pytest.fail("it opened")
+    assert caught.value.code == "coding.agent_not_found"
+
+
+@pytest.mark.asyncio
+async def test_an_agent_that_stopped_reading_does_not_hold_close(tmp_path: Path) -> None:
+    """Facts: with a stalled stdin and a 4 MB prompt the library's own exit hangs for ever, even under a timeout."""
+    async with acp.opened(tmp_path) as session:
+        processes = pids(acp.text(await acp.turn(session, "child", "stall")))
+        sending = asyncio.create_task(session.prompt(Prompt("x" * 4 * MIB)))
+        await acp.poll(lambda: session._turn is not None)
+        await session.close()
+        await sending
+        assert hostile_trees.living(processes) == []
+        assert acp.ended(await acp.rest(session)) == TurnEnded("cancelled")
+
+
+@pytest.mark.asyncio
+async def test_a_prompt_cancelled_while_sending_leaves_an_open_turn_that_can_be_ended(tmp_path: Path) -> None:
+    """Our rule: a cancelled sender leaves no half line; the turn stays open until it is interrupted."""
+    async with acp.opened(tmp_path) as session:
+        await acp.turn(session, "stall")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await session.prompt(Prompt("x" * 4 * MIB))
+        await session.interrupt()
+        assert acp.ended(await acp.until(session, TurnEnded)) == TurnEnded("cancelled")
+        assert not session.alive
+
+
+@pytest.mark.asyncio
+async def test_nothing_of_the_opener_is_kept_in_the_sessions_tasks(tmp_path: Path) -> None:
+    """Our rule: a session that outlives its run carries no context of it."""
+    before = asyncio.all_tasks()
+
+    async def run() -> tuple[AcpSession, weakref.ref[Secret]]:
+        tenant = Secret()
+        MARKER.set(tenant)
+        session = await acp.AcpDriver().open(acp.spec(tmp_path), acp.LocalLauncher())
+        await session.prompt(Prompt("say a\nhang"))
+        await acp.until(session, TextDelta)
+        return session, weakref.ref(tenant)
+
+    session, tenant = await asyncio.create_task(run(), context=contextvars.copy_context())
+    try:
+        gc.collect()
+        assert tenant() is None
+        await session.interrupt()
+        await acp.until(session, TurnEnded)
+    finally:
+        await session.close()
+    assert asyncio.all_tasks() <= before
