@@ -90,6 +90,13 @@ class TestLooselyTypedConfigurations:
         """People paste ids in every shape; order is kept and repeats are dropped."""
         assert parse(AcpSettings, {"allowed-actors": value}).allowed_actors == ("7", "11", "12", "13")
 
+    @pytest.mark.parametrize(
+        ("value", "expected"), [(True, "status"), ("true", "status"), (False, "off"), ("tools", "tools"), ("off", "off")]
+    )
+    def test_a_progress_switch_means_the_status_line(self, value: object, expected: str) -> None:
+        """A switch of an older configuration is understood beside the three words."""
+        assert parse(AcpSettings, {"show-progress": value}).show_progress == expected
+
     def test_one_number_is_a_list_of_one(self) -> None:
         """An id that was stored as a bare number is still that id."""
         assert parse(AcpSettings, {"allowed-actors": 7}).allowed_actors == ("7",)

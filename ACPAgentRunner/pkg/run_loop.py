@@ -277,7 +277,7 @@ class _Run:
                 mode, progress = str(self.ctx.config.get("reply-mode") or "stream"), "off"
             else:
                 mode = settings.reply_mode if settings.streaming else "single"
-                progress = "status" if settings.show_progress else "off"
+                progress = settings.show_progress
             self._delivery = Delivery(
                 self.ctx,
                 reply_mode=mode,

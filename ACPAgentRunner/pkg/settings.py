@@ -67,6 +67,14 @@ def _switch(value: object) -> object:
     raise _bad("not_a_switch")
 
 
+def _progress(value: object) -> object:
+    if isinstance(value, bool):
+        return "status" if value else "off"
+    if isinstance(value, str) and value.lower() in (_TRUE | _FALSE) - {"off"}:
+        return "status" if value.lower() in _TRUE else "off"
+    return value
+
+
 def _number(value: object) -> object:
     if isinstance(value, str):
         try:
@@ -279,6 +287,8 @@ Variables = Annotated[Mapping[str, str], BeforeValidator(_variables)]
 Secrets = Annotated[Mapping[str, SecretStr], BeforeValidator(_secrets)]
 McpServers = Annotated[tuple[McpServer, ...], BeforeValidator(_servers)]
 
+Progress = Annotated[Literal["off", "status", "tools"], BeforeValidator(_progress)]
+"""How much of the agent's work is told besides its answer; a switch of older configurations means ``status`` or ``off``."""
 Language = Literal["auto", "en_US", "zh_Hans", "zh_Hant", "ja_JP", "th_TH", "vi_VN", "es_ES", "ru_RU"]
 
 
@@ -334,7 +344,7 @@ class RunnerSettings(FormModel):
 
     streaming: Switch = True
     reply_mode: Literal["stream", "single"] = "stream"
-    show_progress: Switch = True
+    show_progress: Progress = "status"
     language: Language = "auto"
 
     timeout: TurnSeconds = Field(default=limits.TURN_SECONDS, ge=limits.TURN_SECONDS_MIN, le=limits.TURN_SECONDS_MAX)

@@ -51,7 +51,14 @@ def main() -> None:
     """Import the package as a worker does and print what is in it."""
     sys.path.insert(0, ".")
     settings = importlib.import_module("pkg.settings")
-    product = importlib.import_module("agent.product").PRODUCT
+    form = vars(importlib.import_module("agent.form")).values()
+    models = [each for each in form if isinstance(each, type)]
+    (runner_model,) = (
+        each for each in models if issubclass(each, settings.RunnerSettings) and each is not settings.RunnerSettings
+    )
+    (plugin_model,) = (
+        each for each in models if issubclass(each, settings.PluginSettings) and each is not settings.PluginSettings
+    )
     drivers: Mapping[str, Any] = importlib.import_module("agent").DRIVERS
     plugin = importlib.import_module("main")
     runner = importlib.import_module("components.runner.default")
@@ -61,12 +68,10 @@ def main() -> None:
         plugin_form = yaml.safe_load(file)["spec"]["config"]
     presets: types.ModuleType | None = sys.modules.get("agent.presets")
     report = {
-        "runner": described(product.settings, runner_form, settings.parse),
-        "plugin": described(product.plugin_settings, plugin_form, settings.parse),
-        "policies": list(product.settings.policies),
-        "own": sorted(set(product.settings.model_fields) - set(settings.RunnerSettings.model_fields)),
+        "runner": described(runner_model, runner_form, settings.parse),
+        "plugin": described(plugin_model, plugin_form, settings.parse),
+        "policies": list(runner_model.policies),
         "drivers": {name: driver.name for name, driver in drivers.items()},
-        "product": [product.name, product.driver.name],
         "plugin_class": plugin.CodingRunnerPlugin.__name__,
         "runner_class": runner.DefaultRunner.__name__,
         "presets": list(presets.known()) if presets is not None else [],
