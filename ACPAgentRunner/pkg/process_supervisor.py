@@ -30,28 +30,42 @@ Guarantees:
 - Ended children are reaped all the time, the agent's own orphans included.
 """
 
-# pathlib and contextlib would double the start-up time.
-# ruff: noqa: PTH, SIM105
+# The convenient modules (json, signal, pathlib, contextlib) pull in re and enum: half of the memory and time this may cost.
+# ruff: noqa: PTH115, PTH123, PTH208, SIM105
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import select
-import signal
 import sys
 import time
 
-try:
-    import ctypes
-except ImportError:  # a Python built without libffi
-    ctypes = None  # type: ignore[assignment]
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
+
+    ctypes: Any
+    json: Any
+else:
+    try:
+        import _json as json
+        import _signal as signal
+
+        if not hasattr(json, "make_scanner"):
+            import json
+    except ImportError:
+        import json
+        import signal
+    try:
+        import _ctypes as ctypes
+
+        if not hasattr(ctypes, "call_function"):
+            import ctypes
+    except ImportError:  # a Python built without libffi
+        ctypes = None
 
 LINUX = sys.platform.startswith("linux")
 WAIT_ALL = os.WNOHANG | (0x40000000 if LINUX else 0)  # __WALL: children that signal something else than SIGCHLD, too
@@ -59,6 +73,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PARENT_DEATH = signal.SIGUSR1
 MARKED_ENV_BYTES = 4 * 1024 * 1024
+LOOKS = 32
 KILLS_PER_ROUND = 4096  # then the ended ones are reaped, so that a fork storm does not fill the process table
 
 
@@ -103,19 +118,34 @@ def read_process(pid: int) -> Process | None:
 
 def proc_table() -> dict[int, Process]:
     """Every process ``/proc`` shows; empty where it shows another pid namespace than ours, or nothing."""
+    return look_at_proc()[0]
+
+
+def look_at_proc(visit: Callable[[Process], None] | None = None) -> tuple[dict[int, Process], bool]:
+    """The process table, and whether it is complete: another listing named no process that was not looked at.
+
+    Who is gone before it can be read may have left a child, but that is younger than the listing and so in the next one. The
+    newest are read first, before they can be gone; ``visit`` is called at once for each.
+    """
+    table: dict[int, Process] = {}
+    seen: set[int] = set()
     try:
         if os.readlink("/proc/self") != str(os.getpid()):
-            return {}
-        names = os.listdir("/proc")
+            return {}, False
+        for _ in range(LOOKS):
+            new = {int(name) for name in os.listdir("/proc") if name.isdigit()} - seen
+            if not new:
+                return table, True
+            for pid in sorted(new, reverse=True):
+                process = read_process(pid)
+                if process is not None:
+                    table[pid] = process
+                    if visit is not None:
+                        visit(process)
+            seen |= new
     except OSError:
-        return {}
-    table = {}
-    for name in names:
-        if name.isdigit():
-            process = read_process(int(name))
-            if process is not None:
-                table[process.pid] = process
-    return table
+        return {}, False
+    return table, False
 
 
 def parse_ps(text: str, marker: str) -> dict[int, Process]:
@@ -263,6 +293,8 @@ class SweptTree:
         self.doubtful: list[int] = []
         self._unmarked: dict[int, str] = {}
         self._killed: set[int] = set()
+        self._complete = True
+        self._at_once = 0
         self._since = min((_number(start) for start in self.known.values()), default=0.0)
 
     def add(self, pid: int, start: str) -> None:
@@ -297,8 +329,8 @@ class SweptTree:
         return [process for process in found.values() if process.alive]
 
     def gone(self, childless: bool) -> bool:
-        """Two looks in a row found no member."""
-        return not self.members() and not self.members()
+        """Two looks at the complete table found no member."""
+        return all(not self.members() and self._complete for _ in range(2))
 
     def kill(self) -> int:
         """Stop every member so that none can fork or be replaced, until a look finds no new one; then SIGKILL them all.
@@ -306,7 +338,8 @@ class SweptTree:
         Returns how many were hit so far.
         """
         stopped: dict[int, str] = {}
-        for _ in range(64):
+        self._at_once = signal.SIGKILL
+        for _ in range(LOOKS):
             fresh = [process for process in self.members() if stopped.get(process.pid) != process.start]
             if not fresh:
                 break
@@ -323,29 +356,28 @@ class SweptTree:
         return not LINUX or _number(process.start) >= self._since
 
     def _table(self) -> dict[int, Process]:
-        needle = "=".join(self.marker)
         if not LINUX:
-            return ps_table(needle if self.marker[0] else "")
-        table = proc_table()
-        if self.marker[0]:
-            for process in table.values():
-                if process.pid not in self.known and self._unmarked.get(process.pid) != process.start:
-                    self._look(process, needle.encode("utf-8", "surrogateescape"))
+            return ps_table("=".join(self.marker) if self.marker[0] else "")
+        table, self._complete = look_at_proc(self._visit)
         return table
 
-    def _look(self, process: Process, needle: bytes) -> None:
-        try:
-            with open(f"/proc/{process.pid}/environ", "rb") as file:
-                environ = file.read(MARKED_ENV_BYTES)
-        except PermissionError:
-            # An orphan of our own user that hides its environment may be anything: it is never killed, only named.
-            process.unreadable = process.parent in (1, os.getppid()) and _real_uid(process.pid) == os.getuid()
-            return
-        except OSError:
-            return
-        process.marked = needle in environ.split(b"\0")
-        if environ and not process.marked:
-            self._unmarked[process.pid] = process.start
+    def _visit(self, process: Process) -> None:
+        """Look for the marker; in the end phase a process that has it is killed before it can be another one."""
+        if self.marker[0] and process.pid not in self.known and self._unmarked.get(process.pid) != process.start:
+            try:
+                with open(f"/proc/{process.pid}/environ", "rb") as file:
+                    environ = file.read(MARKED_ENV_BYTES)
+            except PermissionError:
+                # An orphan of our own user that hides its environment may be anything: it is never killed, only named.
+                process.unreadable = process.parent in (1, os.getppid()) and _real_uid(process.pid) == os.getuid()
+                return
+            except OSError:  # a kernel thread, a zombie, or gone
+                return
+            process.marked = "=".join(self.marker).encode("utf-8", "surrogateescape") in environ.split(b"\0")
+            if environ and not process.marked:
+                self._unmarked[process.pid] = process.start
+        if process.marked and self._at_once and send_signal(process, self._at_once):
+            self._killed.add(process.pid)
 
 
 def _number(start: str) -> float:
@@ -387,6 +419,36 @@ def _descendants(table: dict[int, Process], roots: list[int]) -> list[Process]:
 # ------------------------------------------------------------------ the control channel
 
 
+class _Scanning:
+    """What the interpreter's own JSON scanner wants to know; it is all of ``json`` that is needed here."""
+
+    strict = True
+    object_hook = None
+    object_pairs_hook = None
+    parse_float = float
+    parse_int = int
+    parse_constant = float
+    memo = None
+
+
+def decode(text: str) -> dict[str, Any]:
+    """The JSON object ``text``."""
+    if hasattr(json, "make_scanner"):
+        value, _ = json.make_scanner(_Scanning)(text, 0)
+    else:
+        value = json.loads(text)
+    return value  # type: ignore[no-any-return]
+
+
+def encode(value: Any) -> str:
+    """The JSON form of numbers, ASCII names, lists and dicts of such: all a report consists of."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(encode(key) + ": " + encode(item) for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(encode(item) for item in value) + "]"
+    return '"' + value + '"' if isinstance(value, str) else repr(value)
+
+
 class Control:
     """The control channel: frames in, frames out; a parent that is gone is no error."""
 
@@ -400,7 +462,7 @@ class Control:
     def report(self, event: str, **fields: Any) -> None:
         """Send one report."""
         fields["event"] = event
-        body = json.dumps(fields).encode("ascii")
+        body = encode(fields).encode("ascii")
         data = len(body).to_bytes(4, "big") + body
         while self.open and data:
             try:
@@ -422,7 +484,7 @@ class Control:
             size = int.from_bytes(self._buffer[:4], "big")
             if len(self._buffer) < 4 + size:
                 break
-            frames.append(json.loads(self._buffer[4 : 4 + size].decode("utf-8")))
+            frames.append(decode(self._buffer[4 : 4 + size].decode("utf-8")))
             self._buffer = self._buffer[4 + size :]
         return frames
 
@@ -431,18 +493,17 @@ class Control:
 
 
 def _load_prctl() -> Callable[[int, int], bool] | None:
+    """Linux's ``prctl`` for options with one argument; ``None`` where it cannot be called."""
     if not LINUX or ctypes is None:
         return None
     try:
-        function = ctypes.CDLL(None).prctl
+        if hasattr(ctypes, "CDLL"):
+            function = ctypes.CDLL(None).prctl
+            return lambda option, value: bool(function(option, value, 0, 0, 0) == 0)
+        address = ctypes.dlsym(ctypes.dlopen(None, 0), "prctl")
     except (OSError, AttributeError):
         return None
-    word = ctypes.c_ulong
-
-    def prctl(option: int, value: int) -> bool:
-        return bool(function(option, word(value), word(0), word(0), word(0)) == 0)
-
-    return prctl
+    return lambda option, value: bool(ctypes.call_function(address, (option, value, 0, 0, 0)) == 0)
 
 
 class Supervisor:
@@ -460,6 +521,7 @@ class Supervisor:
         self.counts = {"adopted": 0, "terminated": 0, "killed": 0}
         self.tree: AdoptedTree | SweptTree = AdoptedTree()
         self._told: set[tuple[int, str]] = set()
+        self._sent: set[int] = set()
         self._end_asked = False
         self._wake, self._wake_writer = os.pipe()
         for fd in (self._wake, self._wake_writer):
@@ -549,9 +611,10 @@ class Supervisor:
         listening = True
         pause = 0.0
         while True:
+            if self._end_asked and self.phase == "run":
+                self._enter("eof")
             childless = self._reap()
             if self._proven(childless):
-                # Of the tree's own doubtful orphans nothing is known but that they exist: that is no proof.
                 self.control.report("quiescent", method=self.tree.method, counts=self.counts)
                 return
             timeout, pause = self._advance(pause)
@@ -565,10 +628,9 @@ class Supervisor:
                         listening = False
                         poller.unregister(fd)
                         self._end_asked = True
-            if self._end_asked and self.phase == "run":
-                self._enter("eof")
 
     def _proven(self, childless: bool) -> bool:
+        """Whether nothing is left; an orphan of which nothing is known but that it exists spoils the proof of a sweep."""
         if self.phase == "run" and not (childless and self.agent_ended):
             return False
         if isinstance(self.tree, SweptTree) and (self.agent and not self.agent_ended):
@@ -624,6 +686,8 @@ class Supervisor:
                 return min(self.deadline - now, self.graces["settle"]), 0.0
             self._enter("kill")
         self.counts["killed"] = self.tree.kill()
+        if not self.counts["killed"]:
+            self._signal_agent_group(signal.SIGKILL)
         if self.phase == "kill" and time.monotonic() >= self.deadline:
             self.phase = "unconfirmed"
             pids = [process.pid for process in self.tree.members()]
@@ -635,11 +699,21 @@ class Supervisor:
 
     def _terminate(self) -> None:
         """SIGTERM once to every member, and SIGCONT so that a stopped one can follow it."""
-        for process in self.tree.members():
+        members = self.tree.members()
+        if not members:
+            self._signal_agent_group(signal.SIGTERM)
+        for process in members:
             if (process.pid, process.start) not in self._told:
                 self._told.add((process.pid, process.start))
                 self.counts["terminated"] += send_signal(process, signal.SIGTERM)
                 send_signal(process, signal.SIGCONT)
+
+    def _signal_agent_group(self, number: int) -> None:
+        """Where no process table can be read: the agent is our child and not reaped, so its group is still its own."""
+        if self.agent and not self.agent_ended and number not in self._sent:
+            self._sent.add(number)
+            _kill_group(self.agent, number)
+            _kill_group(self.agent, signal.SIGCONT)
 
 
 def proc_or_ps(pid: int) -> Process | None:

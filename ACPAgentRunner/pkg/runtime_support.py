@@ -46,6 +46,7 @@ __all__ = [
     "WorkerShape",
     "agent_died",
     "child_environment",
+    "conventional_directories",
     "find_executable",
     "home_directory",
     "local_workspace",
@@ -137,7 +138,7 @@ _INHERITED: Final = frozenset(
         *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO"),
         *("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"),
-        *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "NPM_CONFIG_REGISTRY", "npm_config_registry"),
+        *("NPM_CONFIG_REGISTRY", "npm_config_registry"),
     }
 )
 _PLAIN: Final = _INHERITED - {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"} | {
@@ -160,6 +161,12 @@ def search_path(given: str = "", *, recorded: str = "", environ: Mapping[str, st
     entries = [entry for entry in first if Path(entry).is_absolute()]
     entries += [entry for entry in conventional if entry in ("/usr/bin", "/bin") or Path(entry).is_dir()]
     return os.pathsep.join(dict.fromkeys(entries))
+
+
+def conventional_directories() -> tuple[str, ...]:
+    """Where people install commands, for a machine that is not this one: ``~`` is its home, ``*`` any version."""
+    home = tuple(f"~/{name}" for name in _HOME_DIRECTORIES)
+    return (*_SYSTEM_DIRECTORIES[:1], *home, *_SYSTEM_DIRECTORIES[1:], f"~/{_NODE_VERSIONS}")
 
 
 def _version_of(directory: Path) -> tuple[int, ...]:

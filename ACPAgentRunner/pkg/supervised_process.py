@@ -409,10 +409,9 @@ class SupervisedProcess:
         """
         text = text_clean.clean(self._tail.decode("utf-8", "replace"))
         if self._tail_cut:
-            # The cut may have gone through a secret: whatever could be the rest of one is dropped.
-            line_end = text.find("\n")
-            longest = max((len(secret) for secret in self._secrets), default=0)
-            text = text[line_end + 1 :] if line_end >= 0 else text[longest:]
+            # The cut may have gone through a secret: whatever could be the rest of one is not shown.
+            _, newline, whole = text.partition("\n")
+            text = whole if newline else _without_rest(text.lstrip("\ufffd"), self._secrets)
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return _CREDENTIALS_IN_URL.sub("***", text)
@@ -503,8 +502,10 @@ class SupervisedProcess:
             self._finish(("the supervisor was lost and no sweep could be started", tuple(pid for pid, _ in roots)))
 
     def _swept(self, doubt: _Doubt) -> None:
-        self._sweep = None
         REAPER.reap()
+        if self._channel is not None:
+            self._channel.later(limits.ORPHAN_AGE * 1.1, REAPER.look_again)
+        self._sweep = None
         self._finish(doubt)
 
     def _finish(self, doubt: _Doubt) -> None:
@@ -575,6 +576,12 @@ def _variants(secrets: Iterable[str]) -> set[str]:
     return {text_clean.clean(secret) for secret in found} - {""}
 
 
+def _without_rest(text: str, secrets: Iterable[str]) -> str:
+    """``text`` without the longest end of a secret it begins with."""
+    rests = (size for secret in secrets for size in range(len(secret) - 1, 0, -1) if text.startswith(secret[-size:]))
+    return text[max(rests, default=0) :]
+
+
 # ------------------------------------------------------------------ other processes
 
 
@@ -638,6 +645,10 @@ class OrphanReaper:
                 except ChildProcessError:
                     continue
         return tuple(reaped)
+
+    def look_again(self) -> None:
+        """:meth:`reap` as a callback."""
+        self.reap()
 
 
 REAPER: Final = OrphanReaper(lambda: _OWNED)
