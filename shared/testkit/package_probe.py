@@ -70,7 +70,7 @@ def main() -> None:
     report = {
         "runner": described(runner_model, runner_form, settings.parse),
         "plugin": described(plugin_model, plugin_form, settings.parse),
-        "policies": list(runner_model.policies),
+        "policies": list(getattr(runner_model, "policies", ())),
         "drivers": {name: driver.name for name, driver in drivers.items()},
         "plugin_class": plugin.CodingRunnerPlugin.__name__,
         "runner_class": runner.DefaultRunner.__name__,
