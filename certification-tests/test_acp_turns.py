@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.driver import AcpDriver
 from pkg import limits
 from pkg.agent_api import (
     AgentError,
@@ -25,6 +26,7 @@ from pkg.agent_api import (
     UsageReported,
 )
 from pkg.errors import AgentDied, TurnInProgress
+from pkg.launch import LocalLauncher
 from testkit import acp_harness as acp
 from testkit import hostile_trees
 
@@ -231,7 +233,7 @@ async def test_a_cancelled_opening_leaves_no_process(tmp_path: Path) -> None:
     """Our rule: by the time ``open`` has ended, everything it started is gone (the suite looks for children)."""
     log = tmp_path / "log"
     opening = asyncio.create_task(
-        acp.AcpDriver().open(acp.spec(tmp_path, {"initialize": "hang", "log": str(log)}), acp.LocalLauncher())
+        AcpDriver().open(acp.spec(tmp_path, {"initialize": "hang", "log": str(log)}), LocalLauncher())
     )
     await acp.poll(lambda: bool(acp.received(log, "initialize")))
     opening.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 
 from agent.failures import Redactor
 from agent.opening import RecentlyClosed
@@ -36,6 +37,10 @@ class AcpDriver:
         ``coding.agent_exited``, ``coding.session_missing``, ``coding.session_unavailable``, ``coding.agent_setting_unknown``
         among others, and what the launcher raises); by then every process it started is proven gone.
         """
+        # Timers keep their context until they would have fired, so the whole opening runs in an empty one.
+        return await asyncio.create_task(self._open(spec, launcher), name="acp-open", context=contextvars.Context())
+
+    async def _open(self, spec: SessionSpec, launcher: Launcher) -> AcpSession:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + spec.startup_timeout
         command = Command(spec.command, spec.cwd, {**NPM_ENVIRONMENT, **spec.env})
