@@ -307,9 +307,11 @@ class Tool:
 
 
 def _prompt_text(blocks: Json) -> str:
-    if not isinstance(blocks, list):
+    """What the person wrote; text that a client added for the agent alone says so in its annotations and is left out."""
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
         raise RpcError(-32602, "prompt must be a list of content blocks")
-    return "\n".join(str(block.get("text", "")) for block in blocks if isinstance(block, dict) and block.get("type") == "text")
+    own = [block for block in blocks if (block.get("annotations") or {}).get("audience") != ["assistant"]]
+    return "\n".join(str(block.get("text", "")) for block in own if block.get("type") == "text")
 
 
 def _fenced(text: str) -> str:

@@ -1,9 +1,12 @@
 """Ask the person at the terminal before an ACP agent does something: a program between the agent and its client.
 
-``python gate.py SOCKET -- AGENT...`` starts the agent and passes every line on, both ways, untouched, except one kind: a
-``session/request_permission`` of the agent does not reach the client. It is put to the person who listens on the Unix
-socket, and the agent gets that answer. When the client cancels the turn or closes the session, open questions of that
-session are withdrawn and answered as cancelled. With nobody listening every request is denied.
+``python gate.py SOCKET -- AGENT...`` starts the agent and passes every line on, both ways, with two exceptions:
+
+- a ``session/request_permission`` of the agent does not reach the client. It is put to the person who listens on the Unix
+  socket, and the agent gets that answer. When the client cancels the turn or closes the session, its open questions are
+  withdrawn and answered as cancelled. With nobody listening every request is denied;
+- the client's offer of files and terminals (``clientCapabilities``) is left out, so that the agent uses tools of its own, for
+  which it asks.
 
 The talk on the socket is one JSON object per line: ``{"ask": N, "request": params}`` and ``{"withdraw": N}`` to the person,
 ``{"answer": N, "option": id or null}`` back (``null`` denies).
@@ -26,6 +29,7 @@ LINE_BYTES = 64 * 1024 * 1024
 
 _ASKING = b"session/request_permission"
 _ENDING = (b"session/cancel", b"session/close")
+_GREETING = b"clientCapabilities"
 
 
 def denial(options: Json) -> Json:
@@ -73,7 +77,7 @@ class Gate:
         while line := await self.client_in.readline():
             if any(word in line for word in _ENDING):
                 await self._withdraw(_parse(line))
-            self.agent_in.write(line)
+            self.agent_in.write(_without_offers(line) if _GREETING in line else line)
             await self.agent_in.drain()
         self.agent_in.close()
 
@@ -120,6 +124,17 @@ class Gate:
             with contextlib.suppress(ConnectionError):
                 self.person_out.write(json.dumps(message).encode() + b"\n")
                 await self.person_out.drain()
+
+
+def _without_offers(line: bytes) -> bytes:
+    message = _parse(line)
+    params = message.get("params") if message is not None and message.get("method") == "initialize" else None
+    offers = params.get("clientCapabilities") if isinstance(params, dict) else None
+    if not isinstance(offers, dict):
+        return line
+    for name in ("fs", "terminal"):
+        offers.pop(name, None)
+    return json.dumps(message).encode() + b"\n"
 
 
 def _parse(line: bytes) -> dict[str, Json] | None:
