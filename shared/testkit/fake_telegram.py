@@ -119,10 +119,17 @@ class FakeTelegram:
         end = time.monotonic() + limit
         with self._changed:
             while time.monotonic() < end:
-                count = sum(1 for call in self.calls if call.bot == bot)
-                if not self._changed.wait_for(lambda n=count: sum(1 for c in self.calls if c.bot == bot) != n, seconds):
+                count = self._count(bot)
+
+                def moved(before: int = count) -> bool:
+                    return self._count(bot) != before
+
+                if not self._changed.wait_for(moved, seconds):
                     return True
         return False
+
+    def _count(self, bot: str) -> int:
+        return sum(1 for call in self.calls if call.bot == bot)
 
     # ---- the service
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 
-from langbot.__main__ import main
-from telegram.ext import ApplicationBuilder
+from langbot.__main__ import main  # type: ignore[import-not-found]
+from telegram.ext import ApplicationBuilder  # type: ignore[import-not-found]
 
 _plain = ApplicationBuilder.__init__
 

@@ -357,7 +357,7 @@ class LangBotHost:
     def telegram_bot(self, *, pipeline: str = "", agent: str = "", streaming: bool = True) -> str:
         """A running Telegram bot for a pipeline or an agent; the token the fixture knows it by."""
         token = f"{5000 + next(self._names)}:fixture"
-        binding = {
+        binding: dict[str, Any] = {
             "event_pattern": "message.received" if pipeline else "*",
             "target_type": "pipeline" if pipeline else "agent",
             "target_uuid": pipeline or agent,
@@ -462,12 +462,19 @@ class WebChat:
     async def rest(self, seconds: float = 1.5) -> None:
         """Wait until nothing changes for ``seconds`` (for what must *not* come)."""
         while True:
-            before = [(each.text, each.final) for each in self.bubbles]
+            before = self._seen()
+
+            def moved(seen: list[tuple[str, bool]] = before) -> bool:
+                return self._seen() != seen
+
             try:
                 async with asyncio.timeout(seconds), self._changed:
-                    await self._changed.wait_for(lambda seen=before: [(e.text, e.final) for e in self.bubbles] != seen)
+                    await self._changed.wait_for(moved)
             except TimeoutError:
                 return
+
+    def _seen(self) -> list[tuple[str, bool]]:
+        return [(each.text, each.final) for each in self.bubbles]
 
     async def read(self) -> None:
         """Take what the host sends until the connection closes."""

@@ -21,4 +21,4 @@ def _on_loopback(self: WebSocketServerController, port: int, **options: Any) -> 
 if __name__ == "__main__":
     WebSocketServerController.__init__ = _on_loopback  # type: ignore[method-assign]
     sys.argv = ["lbp", "rt", *sys.argv[1:]]
-    main()
+    main()  # type: ignore[no-untyped-call]
