@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from langbot_plugin.api.definition.components.runner.runner import Runner
 from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
 from langbot_plugin.api.entities.builtin.runner.result import RunnerResult
-from test_results import _STEPS, ANSWERS, Step, _answer, _without_notices, context, ink
+from test_results import _STEPS, ANSWERS, Step, _answer, _without_notices, context, ink, visible
 
 from pkg import limits, texts
 from pkg.agent_api import SessionStarted, TextDelta, ThoughtDelta, ToolStarted, TurnEnded
@@ -101,6 +101,7 @@ async def test_every_answer_arrives_whole_once_in_order(name: str) -> None:
     assert PLACEHOLDER not in host.chat.messages
     assert set(host.bubbles) == host.closed
     assert not kinds(results) & {"message.delta", "message.completed"}
+    assert "coding.reply_failed" not in str([result.data for result in results])
     assert results[-1].type == "run.completed"
 
 
@@ -112,8 +113,8 @@ def test_any_run_shows_the_answer_once_and_nothing_else(steps: list[Step]) -> No
     results = asyncio.run(play(steps, host))
     assert set(host.bubbles) == host.closed
     assert "coding.reply_failed" not in str([result.data for result in results])
-    shown = _without_notices("".join("".join(host.chat.messages).split())).replace("\u200b", "")
-    answer = ink(_answer(steps)).replace("\u200b", "")
+    shown = _without_notices(visible("".join(host.chat.messages)))
+    answer = ink(_answer(steps))
     if answer:
         assert shown.removesuffix("Done.") == answer.removesuffix("Done.")
     else:

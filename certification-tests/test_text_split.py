@@ -83,6 +83,14 @@ def test_no_letter_is_torn(text: str, limit: Limit) -> None:
         assert not "\U0001f3fb" <= after[0] <= "\U0001f3ff"
 
 
+@pytest.mark.parametrize("letter", ["👩‍👩‍👧‍👦", "🇯🇵", "é", "👍🏽", "1️⃣", "한", "🏴󠁧󠁢󠁿"])
+@pytest.mark.parametrize("offset", range(3))
+def test_a_letter_of_many_characters_stays_whole(letter: str, offset: int) -> None:
+    """Families, flags, marks, skin tones, keycaps and jamo are cut between, never inside."""
+    for part in split("x" * offset + letter * 2500, TELEGRAM):
+        assert part.body.lstrip("x") == letter * part.body.count(letter)
+
+
 @settings(max_examples=200, deadline=None)
 @given(_TEXTS, st.lists(st.integers(1, 400), min_size=1, max_size=20))
 def test_a_tracker_fed_in_pieces_knows_the_same_fence(text: str, sizes: list[int]) -> None:

@@ -124,7 +124,7 @@ class Bubbles:
         if not self._affordable(self._bytes):
             return []
         text = self._composed(status or MARKER)
-        if _same(text, self._last) and not hidden:
+        if _same(text, self._displayed):
             self._grown = False
             return []
         if not self._affordable(json_bytes(text)):

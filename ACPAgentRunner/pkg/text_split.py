@@ -265,7 +265,7 @@ def _joins(text: str, here: int) -> bool:
         return True
     if "\U0001f1e6" <= after <= "\U0001f1ff":
         flags = 0
-        while flags < here and "\U0001f1e6" <= text[here - 1 - flags] <= "\U0001f1ff" and flags < GRAPHEME_REACH:
+        while flags < here and "\U0001f1e6" <= text[here - 1 - flags] <= "\U0001f1ff":
             flags += 1
         return flags % 2 == 1
     if "\u1160" <= after <= "\u11ff":
@@ -288,7 +288,7 @@ def cut(text: str, limit: Limit, fence: Fence | None = None) -> tuple[Part, str,
     window = text[: room.head(text)]
     places = _Places(floor=int(min(_FILL) * len(window)))
     places.scan(window, fence)
-    place = _best(places, window, room) or places.anywhere(window, room)
+    place = _best(places, window, room) or places.anywhere(text, room)
     body = text[: place.position]
     return Part(prefix + body + place.suffix, body), text[place.position :], place.fence
 
