@@ -288,7 +288,7 @@ class SshLauncher:
             "ServerAliveInterval": str(round(limits.SSH_ALIVE_INTERVAL)),
             "ServerAliveCountMax": str(limits.SSH_SERVER_ALIVE_COUNT),
             "ExitOnForwardFailure": "yes",
-            "LogLevel": "ERROR",
+            "LogLevel": "INFO",
             "EscapeChar": "none",
             "RequestTTY": "no",
             "RemoteCommand": "none",

@@ -28,6 +28,7 @@ _CODES: Final = frozenset(
 _MEANINGS: Final = tuple(
     (re.compile(pattern, re.IGNORECASE), code)
     for pattern, code in (
+        (r"no user exists for uid|you don't exist", "ssh_client_missing"),
         (r"remote port forwarding failed for listen port", "ssh_tunnel_failed"),
         (r"REMOTE HOST IDENTIFICATION HAS CHANGED|REVOKED HOST KEY|host key .* has changed", "ssh_host_key_changed"),
         (r"no \S+ host key is known for|host key verification failed", "ssh_host_key_unknown"),
@@ -52,12 +53,13 @@ def classify(stderr: str, *, machine: str, secrets: Iterable[str] = ()) -> Launc
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     for line in reversed(lines):
         code = line.removeprefix(MARK)
-        if line.startswith(MARK) and code in _CODES:
+        if line.startswith(MARK) and code in _CODES - {"ssh_failed"}:
             return error(code, machine)
     for pattern, code in _MEANINGS:
         if any(pattern.search(line) for line in lines):
             return error(code, machine)
-    detail = _PATH.sub("…", text_clean.one_line(lines[-1], limits.SSH_DETAIL_CHARS)) if lines else ""
+    words = [line for line in lines if not line.startswith(MARK)]
+    detail = _PATH.sub("…", text_clean.one_line(words[-1], limits.SSH_DETAIL_CHARS)) if words else ""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         detail = detail.replace(secret, "***")
     return error("ssh_failed", machine, detail=detail)

@@ -122,7 +122,8 @@ async def connect(
     except socket.gaierror:
         raise Failed("ssh_name_unknown") from None
     except OSError as exc:
-        raise Failed(_OS_ERRORS.get(exc.errno or 0, "ssh_no_route")) from None
+        unknown = "ssh_closed" if isinstance(exc, ConnectionError) else "ssh_no_route"
+        raise Failed(_OS_ERRORS.get(exc.errno or 0, unknown)) from None
     except asyncssh.Error:
         raise Failed("ssh_closed") from None
 
@@ -172,7 +173,7 @@ async def serve(values: dict[str, Any]) -> int:
             remote, host, local = tunnel
             try:
                 listener = await connection.forward_remote_port("127.0.0.1", remote, host, local)
-            except (asyncssh.Error, OSError):
+            except (asyncssh.ChannelListenError, asyncssh.Error, OSError):
                 raise Failed("ssh_tunnel_failed") from None
             if listener.get_port() != remote:
                 raise Failed("ssh_tunnel_failed")
@@ -204,6 +205,9 @@ def main() -> int:
         code = "ssh_client_missing"
     except Failed as exc:
         code = exc.code
+    except Exception as exc:  # noqa: BLE001 - the program's boundary: whatever it was, it is one line and one code
+        sys.stderr.write(f"\n{type(exc).__name__}")
+        code = "ssh_failed"
     sys.stderr.write(f"\n{_MARK}{code}\n")
     return 255
 

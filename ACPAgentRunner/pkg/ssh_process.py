@@ -423,7 +423,7 @@ def _glob(place: str) -> str:
     return "*".join(shlex.quote(part) if part else "" for part in place.split("*"))
 
 
-_SHELL_ANSWER: Final = re.compile(rb"\ncoding-ssh-1 (started|failed) (\w+)\n")
+_SHELL_ANSWER: Final = re.compile(rb"\ncoding-ssh-1 (started|failed) ([0-9a-z_]+)\n")
 _SHELL_EXIT: Final = re.compile(r"^coding-ssh-1 exited (\d+)$", re.MULTILINE)
 
 
@@ -446,7 +446,7 @@ class ShellProcess(_Ending):
             await self._carrier.stop()
             raise failure("start_failed", self._command, self._machine)
         script = shell_script(self._command, search).encode("utf-8", "surrogateescape")
-        answer = None
+        answer: tuple[str, str] | None = None
         try:
             async with asyncio.timeout(limits.SSH_START_SECONDS):
                 await self._carrier.write(f"{len(script)}\n".encode() + script)
@@ -459,19 +459,21 @@ class ShellProcess(_Ending):
         if answer is None:
             await self._abandon()
             raise failure("start_failed", self._command, self._machine)
-        if answer[1] == b"failed":
+        kind, word = answer
+        if kind == "failed":
             await self._carrier.stop()
-            raise failure(answer[2].decode(), self._command, self._machine, ("PATH",))
-        self._pid = int(answer[2])
+            raise failure(word, self._command, self._machine, ("PATH",))
+        self._pid = int(word)
 
-    async def _answer(self) -> re.Match[bytes] | None:
-        while (match := _SHELL_ANSWER.search(self._rest)) is None:
+    async def _answer(self) -> tuple[str, str] | None:
+        """``started`` with the pid or ``failed`` with the reason; nothing when the shell ended before."""
+        while (match := _SHELL_ANSWER.search(bytes(self._rest))) is None:
             data = await self._carrier.read()
             if not data or len(self._rest) > limits.SSH_GREETING_BYTES:
                 return None
             self._rest += data
         del self._rest[: match.end()]
-        return match
+        return match[1].decode(), match[2].decode()
 
     @property
     def pid(self) -> int:

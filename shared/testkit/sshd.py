@@ -54,6 +54,11 @@ class Server:
         return f"{self.user}@{self.host}"
 
     @property
+    def home(self) -> Path:
+        """The account's home on the server's side."""
+        return self.directory / "home"
+
+    @property
     def identity_file(self) -> Path:
         """The private key that is accepted."""
         return self.directory / "user_key"
@@ -110,9 +115,12 @@ def _children(pid: int) -> list[int]:
 
 @contextlib.contextmanager
 def sshd(directory: Path, *, extra: str = "") -> Iterator[Server]:
-    """Run a server whose keys, configuration and log lie in ``directory``; ``extra`` are further lines of ``sshd_config``."""
+    """Run a server whose keys, configuration and log lie in ``directory``; ``extra`` are further lines of ``sshd_config``.
+
+    The account's home there is ``directory/home``, so that nobody's own start-up files take part.
+    """
     server_program = program("sshd")
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (directory / "home").mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in ("host_key", "user_key", "other_key"):
         if not (directory / name).exists():
             _keygen(directory / name)
@@ -132,6 +140,7 @@ PermitRootLogin prohibit-password
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 PermitUserEnvironment no
+SetEnv HOME={directory / "home"}
 MaxStartups 200
 MaxSessions 200
 LogLevel VERBOSE
