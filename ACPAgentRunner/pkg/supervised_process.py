@@ -331,18 +331,22 @@ class SupervisedProcess:
                 "method": method,
             }
         )
+        overdue = self._channel.later(limits.SUPERVISOR_START, self._overdue)
         try:
-            async with asyncio.timeout(limits.SUPERVISOR_START):
-                report = await asyncio.shield(self._started)
-        except BaseException as exc:
+            report = await asyncio.shield(self._started)
+        except BaseException:
             await self._abandon()
-            if isinstance(exc, TimeoutError):
-                raise LaunchError("coding.supervisor_failed", retryable=True, detail=self.stderr_tail()[-500:]) from None
             raise
+        finally:
+            overdue.cancel()
         if report["event"] == "started":
             return self
         await self._abandon()
         raise _start_error(report, Path(executable).name, self.stderr_tail()[-500:])
+
+    def _overdue(self) -> None:
+        if not self._started.done():
+            self._started.set_result({"event": "failed", "stage": "supervisor", "errno": errno.ETIMEDOUT})
 
     # ---- streams
 
@@ -479,9 +483,10 @@ class SupervisedProcess:
         event = report["event"]
         if event == "started":
             self._pid, self._start, self.method = report["pid"], report["start"], report["method"]
-        if event in ("started", "failed") and not self._started.done():
+        if event in ("started", "failed"):
             self._quiet = event == "failed"
-            self._started.set_result(report)
+            if not self._started.done():
+                self._started.set_result(report)
         elif event == "exited" and not self._exit.done():
             self._exit.set_result(report["code"])
         elif event == "quiescent":
