@@ -60,7 +60,7 @@ class Hanging:
 
 async def _until(true: Callable[[], object]) -> None:
     async with asyncio.timeout(10):
-        while not true():
+        while not true():  # noqa: ASYNC110 - a registry has no event
             await asyncio.sleep(0)
 
 
@@ -296,8 +296,9 @@ async def test_a_session_that_died_while_it_was_kept_is_opened_again(tmp_path: P
 
 
 @pytest.mark.asyncio
-async def test_two_messages_for_one_session_wait_for_each_other(tmp_path: Path) -> None:
+async def test_two_messages_for_one_session_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our rule: one writer per vendor session; who waits is told."""
+    monkeypatch.setattr(limits, "WAIT_NOTICE", 0.0)
     script = Hanging()
     async with harness(tmp_path, ScriptedDriver(script)) as h:
         first = h.start("one")
@@ -314,8 +315,9 @@ async def test_two_messages_for_one_session_wait_for_each_other(tmp_path: Path) 
 
 
 @pytest.mark.asyncio
-async def test_an_exclusive_workspace_serves_one_chat_at_a_time(tmp_path: Path) -> None:
+async def test_an_exclusive_workspace_serves_one_chat_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our rule: workspace-mode exclusive queues other chats with a message."""
+    monkeypatch.setattr(limits, "WAIT_NOTICE", 0.0)
     script = Hanging()
     async with harness(tmp_path, ScriptedDriver(script), workspace_mode="exclusive") as h:
         first = h.start("one")

@@ -67,10 +67,6 @@ class Locks:
         """No key is locked."""
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
 
-    def held(self, key: str) -> bool:
-        """Whether somebody holds ``key``."""
-        return key in self._locks
-
     async def acquire(self, key: str) -> Lease:
         """Wait for ``key`` in order of arrival."""
         lock, users = self._locks.get(key, (asyncio.Lock(), 0))

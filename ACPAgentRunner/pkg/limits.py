@@ -40,6 +40,9 @@ LOOP_TICK: Final = 0.1
 SOFT_END_MARGIN: Final = 15.0
 """Seconds before the absolute limit at which a turn is ended softly, so that its end can still be delivered."""
 
+WAIT_NOTICE: Final = 1.0
+"""Seconds a run waits for another one of its session before the person is told; a cancelled turn ends sooner."""
+
 STEERING_INTERVAL: Final = 1.0
 """Seconds between two pulls of messages that arrived during a run; each run starts at another fraction of it."""
 

@@ -440,10 +440,12 @@ class _Run:
             self._saves.add(self._spawn(_stored(self._store, self._held.live, session_id)))
 
     async def _lock(self, installation: Installation, name: str) -> None:
-        if installation.locks.held(name):
-            await self._tell("status.waiting_for_turn")
         self._acquiring = asyncio.ensure_future(installation.locks.acquire(name))
-        self._leases.append(await self._until(self._acquiring))
+        lease = await self._until(self._acquiring, limits.WAIT_NOTICE)
+        if lease is None:
+            await self._tell("status.waiting_for_turn")
+            lease = await self._until(self._acquiring)
+        self._leases.append(lease)
         self._acquiring = None
 
     async def _new_tools(self, authority: identity.Authority, settings: RunnerSettings) -> SessionTools:

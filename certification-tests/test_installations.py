@@ -1,0 +1,236 @@
+"""The registry of what an installation has running: keyed by the full binding, emptied by revocation, owner of its work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Iterator
+
+import pytest
+from langbot_plugin.entities.io.context import InstallationBinding
+
+from pkg import installations
+from pkg.agent_api import SessionSpec
+from pkg.errors import Refused
+from pkg.installations import Locks, installation, revoke
+from pkg.warm_sessions import LiveSession
+from testkit.scripted_driver import ScriptedDriver
+
+PARTS = {
+    "instance_uuid": "i",
+    "workspace_uuid": "w",
+    "placement_generation": 1,
+    "installation_uuid": "A",
+    "runtime_revision": 1,
+    "artifact_digest": "0" * 64,
+}
+
+
+def binding(**parts: object) -> InstallationBinding:
+    return InstallationBinding.model_validate({**PARTS, **parts})
+
+
+@pytest.fixture(autouse=True)
+def _empty_registry() -> Iterator[None]:
+    yield
+    assert not installations._installations
+    assert not installations._revocations
+
+
+class Run:
+    """A run as the registry sees it, that ends when the test lets it."""
+
+    def __init__(self) -> None:
+        self.revoked = asyncio.Event()
+        self.over = asyncio.Event()
+
+    def revoke(self) -> None:
+        self.revoked.set()
+
+    async def ended(self) -> None:
+        await self.over.wait()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"instance_uuid": "j"},
+        {"workspace_uuid": "v"},
+        {"placement_generation": 2},
+        {"installation_uuid": "B"},
+        {"runtime_revision": 2},
+        {"artifact_digest": "1" * 64},
+    ],
+)
+async def test_every_part_of_the_binding_is_part_of_the_key(changed: dict[str, object]) -> None:
+    """Authority table: B is the full binding; a key that lacks a part is a defect."""
+    one, other = installation(binding()), installation(binding(**changed))
+    assert one is not other
+    assert installation(binding()) is one
+    await revoke(binding())
+    await revoke(binding(**changed))
+
+
+@pytest.mark.asyncio
+async def test_without_a_binding_there_is_one_constant_key() -> None:
+    """Our rule: debug and old workers serve one installation."""
+    assert installation(None) is installation(None)
+    assert installation(None) is not installation(binding())
+    await revoke(None)
+    await revoke(binding())
+
+
+@pytest.mark.asyncio
+async def test_revoking_tells_every_run_and_waits_for_each() -> None:
+    """SDK fact: nothing else ends a revoked installation's runs."""
+    found = installation(binding())
+    runs = {"a": Run(), "b": Run()}
+    found.runs.update(runs)
+    revoking = asyncio.create_task(revoke(binding()))
+    for run in runs.values():
+        await asyncio.wait_for(run.revoked.wait(), 10)
+    runs["a"].over.set()
+    done, _ = await asyncio.wait({revoking}, timeout=0.05)
+    assert not done
+    with pytest.raises(Refused):
+        found.check()
+    runs["b"].over.set()
+    await asyncio.wait_for(revoking, 10)
+
+
+@pytest.mark.asyncio
+async def test_a_second_revocation_awaits_the_first_and_a_cancelled_one_does_not_stop_it() -> None:
+    """Our rule: what was begun is finished, whoever stops waiting for it."""
+    found, run = installation(binding()), Run()
+    found.runs["a"] = run
+    first = asyncio.create_task(revoke(binding()))
+    await asyncio.wait_for(run.revoked.wait(), 10)
+    second = asyncio.create_task(revoke(binding()))
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert not second.done()
+    run.over.set()
+    await asyncio.wait_for(second, 10)
+
+
+@pytest.mark.asyncio
+async def test_revoking_closes_sessions_ends_work_and_drops_secrets() -> None:
+    """Our rule: everything that ends is ended by its owner and awaited."""
+    found = installation(binding())
+    session = await ScriptedDriver().open(SessionSpec(("x",), "/"), None)
+    found.warm.put(LiveSession("k", "f", session, found.adopt), 60)
+    dropped: list[str] = []
+    found.hold(lambda: dropped.append("kept"))
+    forget = found.hold(lambda: dropped.append("forgotten"))
+    forget()
+    worked = asyncio.Event()
+
+    async def work() -> None:
+        await asyncio.sleep(0.01)
+        worked.set()
+
+    found.adopt(work(), name="work")
+    await revoke(binding())
+    assert session.closed.is_set()
+    assert dropped == ["kept"]
+    assert worked.is_set()
+
+
+@pytest.mark.asyncio
+async def test_revoking_what_is_not_there_does_nothing() -> None:
+    """SDK fact: the hook may come for an installation that never ran anything."""
+    await revoke(binding())
+
+
+@pytest.mark.asyncio
+async def test_a_new_run_after_a_revocation_finds_a_fresh_installation() -> None:
+    """Our rule: nothing of the old one is inherited."""
+    old = installation(binding())
+    await revoke(binding())
+    new = installation(binding())
+    assert new is not old
+    new.check()
+    await revoke(binding())
+
+
+@pytest.mark.asyncio
+async def test_background_work_has_an_empty_context() -> None:
+    """Our rule: what outlives a call can't act with its authority."""
+    secret: contextvars.ContextVar[str] = contextvars.ContextVar("secret", default="none")
+    secret.set("of the run")
+    found = installation(None)
+
+    async def read() -> str:
+        return secret.get()
+
+    assert await found.adopt(read(), name="read") == "none"
+    await revoke(None)
+
+
+@pytest.mark.asyncio
+async def test_background_work_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Our rule: no error is silent."""
+    found = installation(None)
+
+    async def fail() -> None:
+        raise ZeroDivisionError("broken")
+
+    task = found.adopt(fail(), name="failing")
+    await asyncio.wait({task})
+    await revoke(None)
+    assert "failing" in caplog.text
+
+
+@pytest.mark.asyncio
+async def test_busy_counts_every_installations_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host fact: the limit is the process's, one connection for all."""
+    monkeypatch.setattr(installations.limits, "RUNS_PER_PROCESS", 2)
+    runs = [Run(), Run()]
+    installation(binding()).runs["a"] = runs[0]
+    assert not installations.busy()
+    installation(binding(installation_uuid="B")).runs["b"] = runs[1]
+    assert installations.busy()
+    for run in runs:
+        run.over.set()
+    await revoke(binding())
+    await revoke(binding(installation_uuid="B"))
+
+
+@pytest.mark.asyncio
+async def test_a_lock_is_granted_in_order_and_released_once() -> None:
+    """Our rule: one writer per key, first come first served."""
+    locks = Locks()
+    first = await locks.acquire("k")
+    order: list[int] = []
+
+    async def take(number: int) -> None:
+        lease = await locks.acquire("k")
+        order.append(number)
+        await asyncio.sleep(0)
+        lease.release()
+
+    waiting = [asyncio.create_task(take(number)) for number in range(3)]
+    (await asyncio.wait_for(locks.acquire("other"), 10)).release()
+    assert order == []
+    first.release()
+    first.release()
+    await asyncio.gather(*waiting)
+    assert order == [0, 1, 2]
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_wait_for_a_lock_leaves_nothing_behind() -> None:
+    """Our rule: the next one still gets it."""
+    locks = Locks()
+    first = await locks.acquire("k")
+    cancelled = asyncio.create_task(locks.acquire("k"))
+    last = asyncio.create_task(locks.acquire("k"))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    first.release()
+    (await asyncio.wait_for(last, 10)).release()
+    assert not locks._locks
