@@ -1,0 +1,492 @@
+"""The demo as a person starts it: one message, a chat at a terminal, permission asked there, Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from demo_agent.sentences import GREETING as HELLO
+from demo_agent.sentences import (
+    AppendText,
+    Help,
+    ListFiles,
+    ReadFile,
+    ReplaceText,
+    RunCommand,
+    SearchText,
+    Unknown,
+    WriteFile,
+    understand,
+)
+from demo_chat.person import describe
+from demo_chat.screen import Screen
+
+from testkit import hostile_trees, sdk_worker
+from tooling import ROOT
+
+DEMO = ROOT / "scripts" / "demo.py"
+AGENT = ROOT / "shared" / "demo_agent"
+GATE = ROOT / "shared" / "demo_chat" / "gate.py"
+BOUND = 90.0
+"""Seconds for a worker to start on a busy machine; nothing waits for it when things work."""
+
+
+# ------------------------------------------------------------------ what the demo's agent understands
+
+
+@pytest.mark.parametrize(
+    ("message", "steps"),
+    [
+        ("list the files, then create hello.txt", [ListFiles(), WriteFile("hello.txt", HELLO)]),
+        ("Please read notes.txt and search for TODO.", [ReadFile("notes.txt"), SearchText("TODO")]),
+        ("ls src", [ListFiles("src")]),
+        ('create a.txt with the text "one, then two"', [WriteFile("a.txt", "one, then two\n")]),
+        ('append "x" to a.txt; replace `b` with `c` in a.txt', [AppendText("a.txt", "x\n"), ReplaceText("a.txt", "b", "c")]),
+        ("run: echo a; ls && pwd, then x", [RunCommand("echo a; ls && pwd, then x")]),
+        ("list the files, then run: make test", [ListFiles(), RunCommand("make test")]),
+        ("what can you do?", [Help()]),
+        ("", [Help()]),
+        ("rewrite the parser in Rust", [Unknown("rewrite the parser in Rust")]),
+        ("create a file called a b.txt", [Unknown("create a file called a b.txt")]),
+    ],
+)
+def test_plain_sentences_become_steps(message: str, steps: list[Any]) -> None:
+    """Several steps in one message, quotes kept whole, and nothing guessed."""
+    assert understand(message) == steps
+
+
+# ------------------------------------------------------------------ the agent on its own
+
+
+class Client:
+    """The client's side of one agent process, by hand."""
+
+    def __init__(self, command: list[str], cwd: Path) -> None:
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=cwd)
+        self.count = 0
+        self.session = ""
+        self.buffer = b""
+        self.request("initialize", {"protocolVersion": 1, "clientCapabilities": {}})
+        self.session = self.request("session/new", {"cwd": str(cwd), "mcpServers": []})["result"]["sessionId"]
+
+    def send(self, **message: Any) -> None:
+        """One line to the agent."""
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def receive(self) -> dict[str, Any]:
+        """One line of the agent's."""
+        assert self.process.stdout
+        while b"\n" not in self.buffer:
+            ready, _, _ = select.select([self.process.stdout], [], [], 30)
+            assert ready, "the agent said nothing for 30 s"
+            data = os.read(self.process.stdout.fileno(), 65536)
+            assert data, "the agent ended"
+            self.buffer += data
+        line, _, self.buffer = self.buffer.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def request(self, method: str, params: Any) -> dict[str, Any]:
+        """A request and its answer, nothing in between."""
+        self.count += 1
+        self.send(id=self.count, method=method, params=params)
+        return self.receive()
+
+    def prompt(self, text: str) -> None:
+        """Start a turn."""
+        blocks = [{"type": "text", "text": text}]
+        self.send(id="turn", method="session/prompt", params={"sessionId": self.session, "prompt": blocks})
+
+    def until(self, wanted: str) -> list[dict[str, Any]]:
+        """Everything up to the first message with this method, or with ``turn`` the turn's answer."""
+        seen: list[dict[str, Any]] = []
+        while not seen or (seen[-1].get("method") != wanted and seen[-1].get("id") != wanted):
+            seen.append(self.receive())
+        return seen
+
+    def close(self) -> int:
+        """End stdin; the agent's exit code."""
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.close()
+        code = self.process.wait(30)
+        self.process.stdout.close()
+        return code
+
+
+def kinds(messages: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """The updates of one kind."""
+    updates = [message["params"]["update"] for message in messages if message.get("method") == "session/update"]
+    return [update for update in updates if update["sessionUpdate"] == kind]
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    """A demo agent in an empty directory."""
+    started = Client([sys.executable, "-I", "-S", str(AGENT)], tmp_path)
+    yield started
+    assert started.close() == 0
+
+
+def allow(client: Client, request: dict[str, Any], option: str) -> None:
+    """Answer a permission request."""
+    client.send(id=request["id"], result={"outcome": {"outcome": "selected", "optionId": option}})
+
+
+def test_a_write_shows_its_diff_and_waits_for_permission(client: Client, tmp_path: Path) -> None:
+    """Nothing is on the disk while the agent is asking; after that exactly what the diff showed."""
+    client.prompt("create hello.txt")
+    request = client.until("session/request_permission")[-1]
+    diff = request["params"]["toolCall"]["content"][0]
+    assert (diff["type"], diff["oldText"], diff["newText"]) == ("diff", None, HELLO)
+    assert [option["kind"] for option in request["params"]["options"]] == ["allow_once", "allow_always", "reject_once"]
+    assert not (tmp_path / "hello.txt").exists()
+    allow(client, request, "once")
+    seen = client.until("turn")
+    assert (tmp_path / "hello.txt").read_text() == HELLO
+    assert kinds(seen, "tool_call_update")[-1]["status"] == "completed"
+    assert len(kinds(seen, "agent_message_chunk")) > 1
+
+
+def test_what_is_denied_does_not_happen(client: Client, tmp_path: Path) -> None:
+    """The tool call fails, the agent says so, the turn ends normally."""
+    client.prompt("run: touch made")
+    allow(client, client.until("session/request_permission")[-1], "no")
+    seen = client.until("turn")
+    assert seen[-1]["result"]["stopReason"] == "end_turn"
+    assert not (tmp_path / "made").exists()
+    assert kinds(seen, "tool_call_update")[-1]["status"] == "failed"
+
+
+def test_a_cancelled_turn_ends_the_command_it_was_running(client: Client, tmp_path: Path) -> None:
+    """The stop reason is ``cancelled`` and the command's process group is gone."""
+    client.prompt("run: echo $$ > pid; sleep 300")
+    allow(client, client.until("session/request_permission")[-1], "once")
+    end = time.monotonic() + 30
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    shell = int((tmp_path / "pid").read_text())
+    known = {shell: hostile_trees.start_time(shell)}
+    client.send(method="session/cancel", params={"sessionId": client.session})
+    assert client.until("turn")[-1]["result"]["stopReason"] == "cancelled"
+    assert hostile_trees.gone(known, 30)
+
+
+def test_nothing_outside_the_workspace_is_touched(client: Client, tmp_path: Path) -> None:
+    """Neither by a path nor through a link."""
+    (tmp_path / "way-out").symlink_to("/etc")
+    for message in ("read ../secret", "read /etc/passwd", "read way-out/passwd", "create way-out/x"):
+        client.prompt(message)
+        text = "".join(update["content"]["text"] for update in kinds(client.until("turn"), "agent_message_chunk"))
+        assert "outside the workspace" in text, message
+
+
+def test_what_the_client_added_for_the_agent_alone_is_not_taken_for_a_sentence(client: Client) -> None:
+    """Context whose annotations say it is for the assistant is not the person's text."""
+    hint = {"type": "text", "text": "sender: Ann", "annotations": {"audience": ["assistant"]}}
+    blocks = [hint, {"type": "text", "text": "list the files"}]
+    client.send(id="turn", method="session/prompt", params={"sessionId": client.session, "prompt": blocks})
+    text = "".join(update["content"]["text"] for update in kinds(client.until("turn"), "agent_message_chunk"))
+    assert text == "The workspace is empty."
+
+
+# ------------------------------------------------------------------ asking at the terminal: the gate
+
+
+@contextlib.asynccontextmanager
+async def listening(path: Path) -> Any:
+    """A person on the gate's socket: the queue of what is asked, and how to answer."""
+    arrived: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        while line := await reader.readline():
+            arrived.put_nowait(json.loads(line))
+        writer.close()
+
+    def answer(**message: Any) -> None:
+        writers[-1].write(json.dumps(message).encode() + b"\n")
+
+    server = await asyncio.start_unix_server(serve, path)
+    try:
+        yield arrived, answer
+    finally:
+        server.close()
+
+
+def gated(socket: Path, cwd: Path) -> Client:
+    """The demo agent behind the gate."""
+    return Client([sys.executable, "-I", "-S", str(GATE), str(socket), "--", sys.executable, "-I", "-S", str(AGENT)], cwd)
+
+
+@pytest.mark.asyncio
+async def test_the_gate_asks_the_person_and_not_the_client(tmp_path: Path) -> None:
+    """The client sees the tool call and its end, never the question; the person's answer decides."""
+    async with asyncio.timeout(60), listening(tmp_path / "socket") as (asked, answer):
+        workspace = tmp_path / "work"
+        workspace.mkdir()
+        client = await asyncio.to_thread(gated, tmp_path / "socket", workspace)
+        await asyncio.to_thread(client.prompt, "create a.txt and create b.txt")
+        for option in ("once", None):
+            question = await asked.get()
+            answer(answer=question["ask"], option=option)
+        seen = await asyncio.to_thread(client.until, "turn")
+        assert "session/request_permission" not in [message.get("method") for message in seen]
+        assert [path.name for path in workspace.iterdir()] == ["a.txt"]
+        assert await asyncio.to_thread(client.close) == 0
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_turn_withdraws_the_question(tmp_path: Path) -> None:
+    """The agent is told ``cancelled`` and the person that the question is gone."""
+    async with asyncio.timeout(60), listening(tmp_path / "socket") as (asked, _):
+        client = await asyncio.to_thread(gated, tmp_path / "socket", tmp_path)
+        await asyncio.to_thread(client.prompt, "create a.txt")
+        question = await asked.get()
+        await asyncio.to_thread(lambda: client.send(method="session/cancel", params={"sessionId": client.session}))
+        assert await asked.get() == {"withdraw": question["ask"]}
+        seen = await asyncio.to_thread(client.until, "turn")
+        assert seen[-1]["result"]["stopReason"] == "cancelled"
+        assert not (tmp_path / "a.txt").exists()
+        assert await asyncio.to_thread(client.close) == 0
+
+
+def test_with_nobody_to_ask_the_gate_denies(tmp_path: Path) -> None:
+    """No listener on the socket: nothing is allowed, nothing hangs."""
+    client = gated(tmp_path / "nobody", tmp_path)
+    client.prompt("create a.txt")
+    client.until("turn")
+    assert not (tmp_path / "a.txt").exists()
+    assert client.close() == 0
+
+
+def test_the_gate_leaves_out_the_client_s_files_and_terminals(tmp_path: Path) -> None:
+    """Behind the gate an agent uses tools of its own, for which it asks; the rest of the greeting is untouched."""
+    echo = "import sys\nfor line in sys.stdin:\n    print(line, end='', flush=True)"
+    command = [sys.executable, "-I", "-S", str(GATE), str(tmp_path / "nobody"), "--", sys.executable, "-c", echo]
+    offers = {"fs": {"readTextFile": True}, "terminal": True, "session": {"x": 1}}
+    greeting = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"clientCapabilities": offers}}
+    lines = json.dumps(greeting).encode() + b"\nnot json\n"
+    done = subprocess.run(command, input=lines, capture_output=True, timeout=60, check=True)
+    first, second = done.stdout.splitlines()
+    assert json.loads(first)["params"]["clientCapabilities"] == {"session": {"x": 1}}
+    assert second == b"not json"
+
+
+def test_what_cannot_be_shown_whole_is_not_offered() -> None:
+    """A change with more lines than the terminal shows is denied instead of being allowed unseen."""
+    short = {"title": "Edit a", "content": [{"type": "diff", "path": "a", "oldText": "x", "newText": "y"}]}
+    long = {"title": "Edit a", "content": [{"type": "diff", "path": "a", "oldText": None, "newText": "y\n" * 500}]}
+    assert describe(short) == ["? Edit a", "  a", "  - x", "  + y"]
+    assert describe(long) is None
+    assert describe({"title": "run", "rawInput": {"command": ["rm", "-rf", "x\x1b[2K"]}}) == ["? run", "  $ rm -rf x[2K"]
+
+
+# ------------------------------------------------------------------ the screen
+
+
+def shown(*results: dict[str, Any]) -> str:
+    """What a run's results print."""
+    out = io.StringIO()
+    screen = Screen(out, color=False)
+    screen.begin()
+    for result in results:
+        screen.result(result)
+    return out.getvalue()
+
+
+def delta(text: str) -> dict[str, Any]:
+    """A growing text, as the runner marks it."""
+    return {"type": "message.delta", "data": {"chunk": {"content": f"{text}\n\n…"}}}
+
+
+def completed(text: str) -> dict[str, Any]:
+    """A whole message."""
+    return {"type": "message.completed", "data": {"message": {"content": text}}}
+
+
+def test_a_growing_answer_is_printed_once() -> None:
+    """Cumulative texts become one text; the marker of an unfinished one is not printed."""
+    assert shown(delta("Hello"), delta("Hello, wor"), completed("Hello, world")) == "Hello, world\n"
+
+
+def test_a_fence_closed_only_for_the_moment_is_not_printed() -> None:
+    """The runner closes an open fence in every unfinished text."""
+    assert shown(delta("```\na\n```"), completed("```\na\nb\n```")) == "```\na\nb\n```\n"
+
+
+def test_escape_sequences_of_an_agent_do_not_reach_the_terminal() -> None:
+    """An answer cannot clear the screen or set its title."""
+    assert shown(completed("a\x1b]0;title\x07b\x1b[2Jc")) == "a]0;titleb[2Jc\n"
+
+
+# ------------------------------------------------------------------ the whole demo
+
+
+def demo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the demo to its end without a terminal."""
+    command = [sys.executable, str(DEMO), *arguments]
+    env = {**os.environ, **environment}
+    return subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=110, check=False)
+
+
+@pytest.mark.demo
+def test_one_message_lists_and_creates_and_shows_the_file(tmp_path: Path) -> None:
+    """The command of the README: exit code 0, the policy on the first line, the answer, the file."""
+    done = demo("--workspace", str(tmp_path), "--say", "list the files, then create hello.txt")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("policy allow-edits: ")
+    assert "✓ Create hello.txt" in done.stdout
+    assert "Created hello.txt" in done.stdout
+    assert f"in {tmp_path}: hello.txt" in done.stdout
+    assert (tmp_path / "hello.txt").read_text() == HELLO
+
+
+@pytest.mark.demo
+def test_without_an_answer_the_exit_code_says_so(tmp_path: Path) -> None:
+    """An agent that cannot be started is told readably, and the exit code is not 0."""
+    done = demo("--workspace", str(tmp_path), "--agent", "/nowhere/agent --acp", "--say", "hello")
+    assert done.returncode == 1
+    assert "/nowhere/agent" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+@pytest.mark.demo
+def test_ask_without_a_terminal_denies_and_says_so(tmp_path: Path) -> None:
+    """Nobody can be asked through a pipe."""
+    done = demo("--workspace", str(tmp_path), "--policy", "ask", "--say", "create a.txt")
+    assert done.stdout.startswith("policy ask: nobody can be asked here")
+    assert not (tmp_path / "a.txt").exists()
+
+
+@pytest.mark.demo
+def test_a_wrong_command_line_is_told_at_once(tmp_path: Path) -> None:
+    """Unknown agents and missing directories are no surprise after a minute."""
+    for arguments in (("--agent", "acp:nobody"), ("--workspace", str(tmp_path / "none")), ("--policy", "maybe")):
+        done = demo(*arguments)
+        assert done.returncode == 2
+        assert done.stderr.startswith("usage: demo.py")
+
+
+class Terminal:
+    """The demo on a pseudo terminal of its own, as in a person's shell."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.pid, self.master = pty.fork()
+        if self.pid == 0:
+            os.environ["TERM"] = "dumb"
+            os.execv(sys.executable, [sys.executable, str(DEMO), *arguments])
+        self.seen = ""
+
+    def expect(self, text: str) -> str:
+        """Read until ``text`` appears; what was read before it."""
+        end = time.monotonic() + BOUND
+        while text not in self.seen:
+            ready, _, _ = select.select([self.master], [], [], max(0.0, end - time.monotonic()))
+            assert ready, f"{text!r} did not appear; seen: {self.seen!r}"
+            try:
+                data = os.read(self.master, 65536)
+            except OSError:
+                data = b""
+            assert data, f"it ended before {text!r} appeared; seen: {self.seen!r}"
+            self.seen += data.decode(errors="replace")
+        before, _, self.seen = self.seen.partition(text)
+        return before
+
+    def type(self, text: str) -> None:
+        """Type something; \\x03 is Ctrl-C."""
+        os.write(self.master, text.encode())
+
+    def leave(self) -> tuple[int, dict[int, str]]:
+        """Ctrl-C, twice; the exit code and every process that was below the demo just before."""
+        below = sdk_worker.descendants(self.pid)
+        self.type("\x03")
+        self.expect("again leaves")
+        self.type("\x03")
+        return self.wait(), below
+
+    def wait(self) -> int:
+        """The exit code."""
+        end = time.monotonic() + BOUND
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError):
+                if select.select([self.master], [], [], 0.05)[0]:
+                    self.seen += os.read(self.master, 65536).decode(errors="replace")
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                os.close(self.master)
+                return os.waitstatus_to_exitcode(status)
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self.master)
+        raise AssertionError(f"the demo did not end; seen: {self.seen!r}")
+
+
+@pytest.mark.demo
+def test_ctrl_c_cancels_the_run_and_a_second_one_leaves_nothing(tmp_path: Path) -> None:
+    """The chat goes on after a cancelled run; after leaving, worker, supervisor, agent and command are gone."""
+    terminal = Terminal("--workspace", str(tmp_path), "--policy", "allow-all")
+    terminal.expect("you> ")
+    terminal.type("run: sleep 300\n")
+    terminal.expect("▸ sleep 300")
+    below = sdk_worker.descendants(terminal.pid)
+    terminal.type("\x03")
+    terminal.expect("(cancelled)")
+    terminal.expect("you> ")
+    terminal.type("create a.txt\n")
+    terminal.expect("Created a.txt")
+    terminal.expect("you> ")
+    code, later = terminal.leave()
+    assert code == 130
+    assert len(below) >= 3
+    assert hostile_trees.gone({**below, **later}, BOUND)
+
+
+@pytest.mark.demo
+def test_at_a_terminal_ask_asks(tmp_path: Path) -> None:
+    """Yes does it, no does not; the change is shown before."""
+    terminal = Terminal("--workspace", str(tmp_path), "--policy", "ask")
+    terminal.expect("policy ask: you are asked")
+    terminal.expect("you> ")
+    terminal.type('create a.txt with "some text"\n')
+    assert "+ some text" in terminal.expect("Allow it?")
+    terminal.type("y\n")
+    terminal.expect("Created a.txt")
+    terminal.expect("you> ")
+    terminal.type("run: touch b.txt\n")
+    assert "touch b.txt" in terminal.expect("Allow it?")
+    terminal.type("n\n")
+    terminal.expect("not allowed")
+    terminal.expect("you> ")
+    terminal.type("\x04")
+    assert terminal.wait() == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+@pytest.mark.demo
+def test_a_killed_demo_leaves_no_process(tmp_path: Path) -> None:
+    """SIGKILL in the middle of a command: the worker sees its pipe close, the supervisor ends the tree."""
+    terminal = Terminal("--workspace", str(tmp_path), "--policy", "allow-all")
+    terminal.expect("you> ")
+    terminal.type("run: sleep 300\n")
+    terminal.expect("▸ sleep 300")
+    below = sdk_worker.descendants(terminal.pid)
+    os.kill(terminal.pid, signal.SIGKILL)
+    assert terminal.wait() == -signal.SIGKILL
+    assert hostile_trees.gone(below, BOUND)
