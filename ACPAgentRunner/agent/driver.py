@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from collections.abc import Awaitable, Callable
 
 from agent.failures import Redactor
 from agent.opening import RecentlyClosed
@@ -22,8 +23,10 @@ class AcpDriver:
     config option id to value). A ``policy`` that is none of ours is taken for a mode of the agent.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """``sleep`` waits out the pause before a reload that would destroy a session."""
         self._recently_closed = RecentlyClosed()
+        self._sleep = sleep
 
     @property
     def name(self) -> str:
@@ -55,7 +58,7 @@ class AcpDriver:
             # A header's credential is shown without its scheme, too ("Bearer …").
             secrets += [part for value in server.headers.values() for part in (value, value.rpartition(" ")[2])]
             secrets += server.env.values()
-        session = AcpSession(spec, launcher, process, Redactor(secrets), self._recently_closed)
+        session = AcpSession(spec, launcher, process, Redactor(secrets), self._recently_closed, self._sleep)
         try:
             await session.open(min(spec.initialize_timeout, max(deadline - loop.time(), 0.001)))
         except BaseException:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 from acp.exceptions import RequestError
@@ -64,8 +64,8 @@ class _Turn:
     def __init__(self) -> None:
         self.sent = asyncio.Event()
         self.ended = asyncio.Event()
-        self.answered = False
-        """The response is here, so nothing more is read until the turn's end is told."""
+        self.answered = asyncio.Event()
+        """Set when the response is here (or never will be); nothing more is read until the turn's end is told."""
         self.cancelling = False
         self.task: asyncio.Task[None] | None = None
         self.canceller: asyncio.Task[None] | None = None
@@ -75,7 +75,13 @@ class AcpSession:
     """A session of one agent process, opened by :class:`agent.driver.AcpDriver`."""
 
     def __init__(
-        self, spec: SessionSpec, launcher: Launcher, process: AgentProcess, redact: Redactor, recently_closed: RecentlyClosed
+        self,
+        spec: SessionSpec,
+        launcher: Launcher,
+        process: AgentProcess,
+        redact: Redactor,
+        recently_closed: RecentlyClosed,
+        sleep: Callable[[float], Awaitable[None]],
     ) -> None:
         """The process has been started for this session, which owns it from now on."""
         self._spec = spec
@@ -102,7 +108,7 @@ class AcpSession:
             on_death=self._died,
             pause=self._pause,
         )
-        self._opening = Opening(spec, launcher, process, self._peer, self._translator, redact, recently_closed, asyncio.sleep)
+        self._opening = Opening(spec, launcher, process, self._peer, self._translator, redact, recently_closed, sleep)
         self._opened = Opened()
         self._preamble = ""
         self._turn: _Turn | None = None
@@ -214,7 +220,7 @@ class AcpSession:
     async def interrupt(self) -> None:
         """Cancel the running turn; its end arrives on the stream. Does nothing where no turn is open."""
         turn = self._turn
-        if turn is None or turn.cancelling or turn.answered:
+        if turn is None or turn.cancelling or turn.answered.is_set():
             return
         self._cancel(turn)
 
@@ -231,7 +237,7 @@ class AcpSession:
         try:
             async with asyncio.timeout(limits.CANCEL_GRACE):
                 await self._peer.notify("session/cancel", {"sessionId": self.session_id})
-                await turn.ended.wait()
+                await turn.answered.wait()
         except TimeoutError:
             self._start_closing()
         except AgentDied:
@@ -248,7 +254,7 @@ class AcpSession:
         except AgentDied as exc:
             died = exc
         # Nothing is awaited between the response and here, so the translator's state splits the stream where the wire did.
-        turn.answered = True
+        turn.answered.set()
         outcome = self._translator.end_turn(failed=refusal is not None or died is not None)
         self._requests.withdraw()
         for event in outcome.events:
@@ -321,7 +327,7 @@ class AcpSession:
 
     def _pause(self) -> Awaitable[None] | None:
         turn = self._turn
-        if turn is not None and turn.answered:
+        if turn is not None and turn.answered.is_set():
             return _until(turn.ended)
         return self._events.room() if self._events.full else None
 
@@ -364,9 +370,11 @@ class AcpSession:
             steps.push_async_callback(self._peer.close)
             steps.callback(self._stopped.set)
             steps.push_async_callback(self._process.stop)
-            if turn is not None and self._peer.alive and not turn.answered and not turn.cancelling:
+            if turn is not None and self._peer.alive and not turn.answered.is_set() and not turn.cancelling:
                 self._cancel(turn)
-                await _bounded(turn.ended, limits.CANCEL_GRACE)
+                await _bounded(turn.answered, limits.CANCEL_GRACE)
+            if turn is not None and turn.answered.is_set() and self._peer.alive:
+                await turn.ended.wait()
             await self._close_session()
             if self._terminals is not None:
                 await self._terminals.end_all()

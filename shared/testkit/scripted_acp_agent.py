@@ -391,6 +391,10 @@ class Agent:
         made = self.ask("terminal/create", {"sessionId": self.session, **json.loads(argument)})
         self.chunk(self.session, json.dumps(made))
 
+    def do_until_output(self, argument: str) -> None:
+        while not self.ask("terminal/output", {"sessionId": self.session, **json.loads(argument)}).get("output"):
+            time.sleep(0.01)
+
     def do_stop(self, reason: str) -> None:
         self.reason = reason
 

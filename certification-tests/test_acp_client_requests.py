@@ -1,0 +1,401 @@
+"""What an agent asks of its client on a live session: permissions, files inside the workspace, terminals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.client_requests import permission_outcome
+from agent.grants import Grants, inner_command
+from agent.session import AcpSession
+from agent.terminals import character_start
+from agent.workspace_files import FileRefused, WorkspaceFiles
+from pkg import limits
+from pkg.agent_api import (
+    Answer,
+    ApprovalRequested,
+    Choice,
+    ChoiceKind,
+    FileDiff,
+    Notice,
+    Prompt,
+    TextDelta,
+    ToolFinished,
+    ToolStarted,
+    TurnEnded,
+)
+from testkit import acp_harness as acp
+from testkit import hostile_trees
+
+CANCELLED = {"outcome": {"outcome": "cancelled"}}
+
+
+def selected(option: str) -> dict[str, Any]:
+    return {"outcome": {"outcome": "selected", "optionId": option}}
+
+
+def request(*kinds: ChoiceKind) -> ApprovalRequested:
+    return ApprovalRequested("a", "t", "execute", tuple(Choice(f"id-{kind}", kind, kind) for kind in kinds))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "wanted", "expected"),
+    [
+        (("allow_always", "allow_once", "reject_once"), "id-allow_once", selected("id-allow_once")),
+        (("allow_always", "allow_once", "reject_once"), "allow_once", selected("id-allow_once")),
+        (("allow_always", "reject_once"), "allow_once", selected("id-reject_once")),
+        (("allow_always",), "allow_once", CANCELLED),
+        (("allow_once", "reject_once"), "allow_always", selected("id-reject_once")),
+        (("allow_once",), "reject_once", CANCELLED),
+        (("allow_once", "reject_always"), "reject_once", CANCELLED),
+        (("allow_once", "reject_once"), "", CANCELLED),
+        (("allow_once", "reject_once"), "nonsense", selected("id-reject_once")),
+        ((), "allow_once", CANCELLED),
+    ],
+)
+def test_an_option_is_chosen_by_id_or_kind_and_never_widened(
+    kinds: tuple[ChoiceKind, ...], wanted: str, expected: dict[str, Any]
+) -> None:
+    """Our rule: a missing kind becomes a single rejection, else ``cancelled``; never a standing grant nobody chose."""
+    assert permission_outcome(request(*kinds), Answer(wanted))[0] == expected
+
+
+def permission(**call: Any) -> str:
+    options = [
+        {"optionId": "proceed_always", "name": "Always", "kind": "allow_always"},
+        {"optionId": "proceed_once", "name": "Once", "kind": "allow_once"},
+        {"optionId": "cancel", "name": "No", "kind": "reject_once"},
+    ]
+    return "perm " + json.dumps({"toolCall": {"toolCallId": "t", **call}, "options": options})
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("choose", "option"), [("proceed_once", "proceed_once"), ("reject_once", "cancel"), ("cancel", "cancel")]
+)
+async def test_a_permission_is_answered_with_the_chosen_option(tmp_path: Path, choose: str, option: str) -> None:
+    """Known agents' habit: ids of every kind, allow_always first; Gemini's call exists only in the request."""
+    async with acp.opened(tmp_path) as session:
+        events = await acp.turn(session, permission(title="echo hi", kind="execute"), choose=choose)
+        assert json.loads(acp.text(events)) == selected(option)
+        assert [type(event) for event in events if isinstance(event, ToolStarted | ApprovalRequested | ToolFinished)] == [
+            ToolStarted,
+            ApprovalRequested,
+            ToolFinished,
+        ]
+        assert acp.ended(events) == TurnEnded("end_turn")
+        (asked,) = acp.of(events, ApprovalRequested)
+        assert not await session.answer(asked.request_id, Answer("proceed_once"))
+
+
+@pytest.mark.asyncio
+async def test_a_permission_asked_outside_a_turn_is_refused_and_said(tmp_path: Path) -> None:
+    """Our rule: nobody can be asked then, so the agent gets a definite no."""
+    log = tmp_path / "log"
+    params = permission(title="rm x").removeprefix("perm ")
+    async with acp.opened(tmp_path, {"log": str(log)}) as session:
+        await acp.turn(session, f"after_permission {params}", "say a")
+        await acp.poll(lambda: '"late"' in log.read_text())
+        (reply,) = [line for line in map(json.loads, log.read_text().splitlines()) if line.get("id") == "late"]
+        assert reply["result"] == selected("cancel")
+        events = await acp.turn(session, "say b")
+        assert Notice("coding.permission_outside_turn", level="warning", params={"title": "rm x"}) in events
+
+
+@pytest.mark.asyncio
+async def test_a_request_taken_back_is_answered_and_can_no_longer_be(tmp_path: Path) -> None:
+    """Protocol v1: ``$/cancel_request`` ends a waiting request with -32800 (the library leaves it running)."""
+    params = permission(title="rm x").removeprefix("perm ")
+    async with acp.opened(tmp_path) as session:
+        await session.prompt(Prompt(f"take_back session/request_permission {params}"))
+        events = await acp.until(session, TurnEnded)
+        assert json.loads(acp.text(events))["failed"]["code"] == -32800
+        (asked,) = acp.of(events, ApprovalRequested)
+        assert not await session.answer(asked.request_id, Answer("proceed_once"))
+
+
+@pytest.mark.asyncio
+async def test_unknown_methods_and_odd_parameters_get_an_error(tmp_path: Path) -> None:
+    """JSON-RPC: -32601 for what is not offered; nothing an agent sends ends the session."""
+    async with acp.opened(tmp_path) as session:
+        for line, code in (
+            ("request mcp/connect {}", -32601),
+            ("request fs/read_text_file {}", -32602),
+            ('request fs/write_text_file {"path": 7}', -32602),
+            ("request terminal/create {}", -32602),
+            ('request terminal/output {"terminalId": "none"}', -32002),
+            ('request terminal/kill {"terminalId": {}}', -32002),
+        ):
+            assert json.loads(acp.text(await acp.turn(session, line)))["failed"]["code"] == code
+        events = await acp.turn(
+            session, 'raw "{\\"id\\":\\"x\\",\\"method\\":\\"session/request_permission\\",\\"params\\":7}\\n"', "tell_reply x"
+        )
+        assert json.loads(acp.text(events)) == CANCELLED
+
+
+# ------------------------------------------------------------------ files
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    (root / "sub").mkdir(parents=True)
+    (root / "a.txt").write_text("one\ntwo\nthree\n")
+    (tmp_path / "outside.txt").write_text("secret")
+    (root / "inner").symlink_to("a.txt")
+    (root / "link.txt").symlink_to(tmp_path / "outside.txt")
+    (root / "linkdir").symlink_to(tmp_path)
+    (root / "binary").write_bytes(b"a\x00b")
+    (root / "latin").write_bytes(b"\xff\xfe\xfd")
+    os.mkfifo(root / "fifo")
+    return root
+
+
+def test_reading_stays_inside_the_real_root(root: Path) -> None:
+    """Issue rule: links are resolved and must end inside; only regular UTF-8 text of bounded size is read."""
+    files = WorkspaceFiles(str(root))
+    assert files.read_text(str(root / "a.txt")) == "one\ntwo\nthree\n"
+    assert files.read_text(str(root / "inner")) == "one\ntwo\nthree\n"
+    assert files.read_text(str(root / "sub" / ".." / "a.txt"), 2, 1) == "two\n"
+    assert files.read_text(str(root / "a.txt"), 2) == "two\nthree\n"
+    assert files.read_text(str(root / "a.txt"), None, 1) == "one\n"
+    assert files.read_text(str(root / "a.txt"), 9, 1) == ""
+    for name in ("link.txt", "linkdir/outside.txt", "../outside.txt", "sub", "fifo", "binary", "latin", "none", "a.txt/x", ""):
+        with pytest.raises(FileRefused):
+            files.read_text(str(root / name))
+    for path in ("a.txt", "/etc/hostname", "/", str(root) + "2/a.txt", "/a\x00b"):
+        with pytest.raises(FileRefused):
+            files.read_text(path)
+
+
+def test_writing_follows_no_link_at_all(root: Path) -> None:
+    """Issue rule: a link at any component refuses a write; an existing file keeps its mode; directories are made."""
+    files = WorkspaceFiles(str(root))
+    (root / "a.txt").chmod(0o755)
+    files.write_text(str(root / "a.txt"), "new é")
+    assert (root / "a.txt").read_text() == "new é"
+    assert (root / "a.txt").stat().st_mode & 0o777 == 0o755
+    files.write_text(str(root / "deep" / "er" / "b.txt"), "b")
+    assert (root / "deep" / "er" / "b.txt").read_text() == "b"
+    for name in ("inner", "link.txt", "linkdir/x.txt", "linkdir/outside.txt", "../x.txt", "fifo", "sub", "", "a.txt/x"):
+        with pytest.raises(FileRefused):
+            files.write_text(str(root / name), "bad")
+    assert (root.parent / "outside.txt").read_text() == "secret"
+    assert not (root.parent / "x.txt").exists()
+    with pytest.raises(FileRefused):
+        files.write_text(str(root / "big"), "x" * (limits.ACP_FILE_BYTES + 1))
+    assert sorted(path.name for path in root.iterdir() if path.name.endswith(".tmp")) == []
+
+
+def test_a_directory_swapped_for_a_link_in_between_is_not_followed(root: Path) -> None:
+    """Our rule: directories are opened one by one below the root, so a swap between check and use changes nothing."""
+    files = WorkspaceFiles(str(root))
+    target = root / "sub" / "x.txt"
+    assert files.current_text(str(target)) is None
+    (root / "sub").rmdir()
+    (root / "sub").symlink_to(root.parent)
+    with pytest.raises(FileRefused):
+        files.write_text(str(target), "bad")
+    assert not (root.parent / "x.txt").exists()
+
+
+def test_a_root_that_is_a_link_works_under_both_names(root: Path, tmp_path: Path) -> None:
+    """Our rule: the real path of the root is what counts; agents may use either."""
+    (tmp_path / "alias").symlink_to(root)
+    files = WorkspaceFiles(str(tmp_path / "alias"))
+    files.write_text(str(tmp_path / "alias" / "n.txt"), "n")
+    assert files.read_text(str(root / "n.txt")) == "n"
+    assert files.directory("") == str(root)
+    assert files.directory(str(root / "sub")) == str(root / "sub")
+    with pytest.raises(FileRefused):
+        files.directory(str(root / "linkdir"))
+
+
+@pytest.mark.asyncio
+async def test_a_write_is_shown_and_done_only_when_allowed(root: Path) -> None:
+    """Issue rule: a write through the client goes through the approval policy, with its diff."""
+    async with acp.opened(root) as session:
+        line = "request fs/write_text_file " + json.dumps({"path": str(root / "a.txt"), "content": "new"})
+        events = await acp.turn(session, line, choose="reject_once")
+        assert "Rejected" in acp.text(events)
+        assert (root / "a.txt").read_text() == "one\ntwo\nthree\n"
+        (asked,) = acp.of(events, ApprovalRequested)
+        assert (asked.kind, asked.paths, asked.complete) == ("edit", (str(root / "a.txt"),), True)
+        assert asked.diffs == (FileDiff(str(root / "a.txt"), "one\ntwo\nthree\n", "new"),)
+        assert [choice.kind for choice in asked.choices] == ["allow_once", "reject_once"]
+        events = await acp.turn(session, line, choose="allow_once")
+        assert acp.text(events) == "{}"
+        assert (root / "a.txt").read_text() == "new"
+        reading = "request fs/read_text_file " + json.dumps({"path": str(root / "a.txt")})
+        assert json.loads(acp.text(await acp.turn(session, reading))) == {"content": "new"}
+        outside = "request fs/read_text_file " + json.dumps({"path": str(root / "link.txt")})
+        answer = acp.text(await acp.turn(session, outside))
+        assert "outside the workspace" in answer
+        assert "secret" not in answer
+
+
+@pytest.mark.asyncio
+async def test_a_permission_covers_exactly_the_write_that_was_shown_once(root: Path) -> None:
+    """Our rule: an agent that asked already is not asked about again; another content, path or turn is."""
+    path = str(root / "n.txt")
+    diff = {"type": "diff", "path": path, "oldText": None, "newText": "shown"}
+    asking = permission(title="Write", kind="edit", content=[diff])
+
+    def write(content: str, where: str = path) -> str:
+        return "request fs/write_text_file " + json.dumps({"path": where, "content": content})
+
+    async with acp.opened(root) as session:
+        allowing = lambda asked: Answer("proceed_once" if asked.tool_call_id else "reject_once")  # noqa: E731
+        events = await acp.turn(session, asking, write("other"), write("shown"), write("shown again"), choose=allowing)
+        assert len(acp.of(events, ApprovalRequested)) == 3
+        assert (root / "n.txt").read_text() == "shown"
+        events = await acp.turn(session, write("shown later"), choose=allowing)
+        assert len(acp.of(events, ApprovalRequested)) == 1
+        assert (root / "n.txt").read_text() == "shown"
+
+
+def test_a_grant_for_a_command_is_for_that_command_in_that_place() -> None:
+    """Our rule: the shell that only carries a command is no difference, everything else is."""
+    grants = Grants()
+    grants.add(ApprovalRequested("a", "t", "execute", (), command="ls -l", cwd="/tmp"), standing=True)
+    assert grants.take_command("ls", ["-l"], "/tmp")
+    assert grants.take_command("/bin/bash", ["-lc", "ls -l"], "/tmp")
+    assert not grants.take_command("ls", ["-l"], "/")
+    assert not grants.take_command("ls", ["-la"], "/tmp")
+    assert not grants.take_command("/bin/bash", ["-lc", "ls -l; rm x"], "/tmp")
+    grants.clear()
+    assert not grants.take_command("ls", ["-l"], "/tmp")
+    assert inner_command("a b", []) == "a b"
+    assert inner_command("sh", ["-c", "x", "y"]) == "sh -c x y"
+
+
+# ------------------------------------------------------------------ terminals
+
+
+async def terminal(session: AcpSession, **params: Any) -> Any:
+    """The end and the view of a terminal that was allowed."""
+    events = await acp.turn(session, "term " + json.dumps(params), choose="allow_once")
+    assert acp.ended(events) == TurnEnded("end_turn")
+    return json.loads(acp.text(events))
+
+
+@pytest.mark.asyncio
+async def test_a_command_runs_in_the_workspace_when_allowed(root: Path) -> None:
+    """Issue rule: terminals run inside the root, through the approval policy, with both outputs and the exit code."""
+    async with acp.opened(root, env={"GREETING": "hi"}) as session:
+        script = 'echo "$GREETING $EXTRA"; pwd; echo err >&2; exit 3'
+        env = [{"name": "EXTRA", "value": "there"}]
+        ended, view = await terminal(session, command="/bin/sh", args=["-c", script], cwd=str(root / "sub"), env=env)
+        assert ended == {"exitCode": 3}
+        assert view == {"output": f"hi there\n{root / 'sub'}\nerr\n", "truncated": False, "exitStatus": {"exitCode": 3}}
+        ended, view = await terminal(session, command="echo a; echo b >&2")
+        assert view["output"] == "a\nb\n"
+        ended, view = await terminal(session, command="/bin/sh", args=["-c", "kill -9 $$"])
+        assert ended == {"exitCode": None, "signal": "SIGKILL"}
+        ended, view = await terminal(session, command="no-such-command-here", args=["x"])
+        assert ended == {"exitCode": 127}
+        assert "no-such-command-here" in view["output"]
+
+
+@pytest.mark.asyncio
+async def test_a_command_is_shown_whole_and_not_run_when_refused(root: Path) -> None:
+    """Our rule: the command shown is never a truncated one, its settings included; a refusal starts nothing."""
+    async with acp.opened(root) as session:
+        params = {"command": "touch", "args": ["made file"], "env": [{"name": "A", "value": "b"}]}
+        events = await acp.turn(session, "term " + json.dumps(params), choose="reject_once")
+        (asked,) = acp.of(events, ApprovalRequested)
+        assert (asked.kind, asked.command, asked.cwd, asked.complete) == ("execute", "A=b touch 'made file'", str(root), True)
+        assert not (root / "made file").exists()
+        events = await acp.turn(
+            session, "term " + json.dumps({"command": "x" * (limits.ACP_COMMAND_CHARS + 1)}), choose="reject_once"
+        )
+        assert acp.of(events, ApprovalRequested)[0].complete is False
+        for cwd in ("/", str(root / "linkdir"), "relative"):
+            events = await acp.turn(session, "term " + json.dumps({"command": "ls", "cwd": cwd}))
+            assert acp.of(events, ApprovalRequested) == []
+            assert "failed" in acp.text(events)
+
+
+@pytest.mark.asyncio
+async def test_output_is_cut_at_its_front_between_characters(root: Path) -> None:
+    """Protocol v1: outputByteLimit keeps the end and stays valid text."""
+    async with acp.opened(root) as session:
+        _, view = await terminal(session, command="printf", args=["%s", "é" * 100], outputByteLimit=9)
+        assert view["output"] == "é" * 4
+        assert view["truncated"] is True
+    assert [character_start("é".encode()[cut:]) for cut in (0, 1, 2)] == [0, 1, 0]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("end", ["turn", "interrupt", "close"])
+async def test_terminals_end_with_their_turn(root: Path, end: str) -> None:
+    """Issue rule: whatever a turn left running is gone when its end is told."""
+    async with acp.opened(root) as session:
+        hostile = hostile_trees.command("setsid", root / "sub")
+        opening = "open_term " + json.dumps({"command": hostile[0], "args": list(hostile[1:])})
+        go = root / "go"
+        await session.prompt(Prompt("\n".join([opening, f"until {go}" if end == "turn" else "hang"])))
+        (*_, asked) = await acp.until(session, ApprovalRequested)
+        assert isinstance(asked, ApprovalRequested)
+        await session.answer(asked.request_id, Answer("allow_once"))
+        await acp.until(session, TextDelta)
+        processes = await asyncio.to_thread(hostile_trees.complete, root / "sub", hostile_trees.KINDS["setsid"])
+        if end == "turn":
+            go.touch()
+        elif end == "interrupt":
+            await session.interrupt()
+        else:
+            await session.close()
+        acp.ended(await acp.until(session, TurnEnded))
+        assert hostile_trees.living(processes) == []
+        assert session.alive is (end != "close")
+
+
+@pytest.mark.asyncio
+async def test_a_tools_output_is_its_terminals(root: Path) -> None:
+    """Protocol v1: tool content may name a terminal of the client's; people see what it printed."""
+    made = "open_term " + json.dumps({"command": "echo", "args": ["from the terminal"]})
+    content = [{"type": "terminal", "terminalId": "term-1"}, {"type": "terminal", "terminalId": "not-ours"}]
+    tool = {"sessionUpdate": "tool_call", "toolCallId": "t", "title": "x", "status": "completed", "content": content}
+    async with acp.opened(root) as session:
+        waiting = 'request terminal/wait_for_exit {"terminalId": "term-1"}'
+        events = await acp.turn(session, made, waiting, "update " + json.dumps(tool), choose="allow_once")
+        assert acp.of(events, ToolFinished)[0].output == "from the terminal\n"
+
+
+@pytest.mark.asyncio
+async def test_a_terminal_can_be_killed_and_its_output_read(root: Path) -> None:
+    """Protocol v1: kill keeps the output, release forgets the terminal."""
+    async with acp.opened(root) as session:
+        ids = '{"terminalId": "term-1"}'
+        opening = "open_term " + json.dumps({"command": "/bin/sh", "args": ["-c", "echo out; sleep 600"]})
+        polling = f"until_output {ids}"
+        events = await acp.turn(
+            session,
+            opening,
+            polling,
+            f"request terminal/kill {ids}",
+            f"request terminal/output {ids}",
+            f"request terminal/release {ids}",
+            f"request terminal/output {ids}",
+            choose="allow_once",
+        )
+        text = acp.text(events)
+        assert '"output": "out\\n"' in text
+        assert '"exitStatus"' in text
+        assert '"code": -32002' in text
+
+
+@pytest.mark.asyncio
+async def test_the_number_of_terminals_is_bounded(root: Path) -> None:
+    """Our rule: at most ``ACP_TERMINALS`` of one session at once."""
+    async with acp.opened(root) as session:
+        opening = "open_term " + json.dumps({"command": "true", "args": ["x"]})
+        events = await acp.turn(session, *[opening] * (limits.ACP_TERMINALS + 1), choose="allow_once")
+        assert len(acp.of(events, ApprovalRequested)) == limits.ACP_TERMINALS
+        assert "Too many terminals" in acp.text(events)
