@@ -334,6 +334,18 @@ async def test_a_megabyte_in_small_pieces_costs_at_most_twelve_times_its_length(
     assert "".join(run.messages) == piece * count
 
 
+@pytest.mark.asyncio
+async def test_what_was_shown_at_a_high_price_stays_in_its_bubble() -> None:
+    """A notice that breaks off a long text does not leave a short message behind that cost as much as the long one."""
+    steps: list[Step] = [(0, TextDelta("漢" * 3000 + "\n")), (0, TextDelta("漢" * 3000))]
+    steps += [(0.3, TextDelta("word ")) for _ in range(20)]
+    run = await play([*steps, (0, "Note")])
+    spent = sum(host_model.result_bytes(result) for result in run.of("message.delta"))
+    first = host_model.result_bytes(run.of("message.completed")[0])
+    assert spent + first <= max(limits.MESSAGE_BYTES_FREE, limits.MESSAGE_BYTES_FACTOR * first)
+    assert visible("".join(run.messages)) == "漢" * 6000 + "word" * 20 + "Note"
+
+
 # ------------------------------------------------------------------ sentences
 
 

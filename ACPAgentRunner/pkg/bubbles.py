@@ -65,6 +65,7 @@ class Bubbles:
     _displayed: str = ""
     _last: str = ""
     _cost: int = 0
+    _shown_chars: int = 0
     _shown_at: float = float("-inf")
     _completed_at: float = float("-inf")
     _grown: bool = False
@@ -102,7 +103,7 @@ class Bubbles:
             return []
         parts: list[Part] = []
         text, fence = self._text(), self._fence_before
-        part, rest, after = cut(text, self.surface.limit, fence)
+        part, rest, after = cut(text, self.surface.limit, fence, least=self._committed())
         while rest:
             parts.append(part)
             text, fence = rest, after
@@ -175,7 +176,7 @@ class Bubbles:
         text, at = self._text(), 0
         if not self.at_paragraph_end:
             at = _last_line_start(text, self._fence_before)
-            if is_blank(text[:at]):
+            if is_blank(text[:at]) or at < self._committed():
                 if not anywhere:
                     return None
                 at = 0
@@ -235,6 +236,10 @@ class Bubbles:
             text = text[: room.head(text)]
         return text.rstrip("\n") + tail
 
+    def _committed(self) -> int:
+        """Characters that must stay in this bubble because showing them cost more than a shorter message may."""
+        return self._shown_chars if self._cost > limits.MESSAGE_BYTES_FREE - limits.MESSAGE_BYTES_RESERVE else 0
+
     def _affordable(self, size: int) -> bool:
         """Whether a Show of ``size`` JSON bytes leaves the bubble, with its Complete, within what it may cost."""
         cost = limits.RESULT_ENVELOPE_BYTES + self.surface.text_copies * size
@@ -253,6 +258,7 @@ class Bubbles:
         self._last = text
         self._shown_at = now
         self._cost += limits.RESULT_ENVELOPE_BYTES + self.surface.text_copies * json_bytes(text)
+        self._shown_chars = len(self._text())
         self._grown = False
         return action
 
@@ -264,6 +270,7 @@ class Bubbles:
         self._shows = 0
         self._displayed = self._last = ""
         self._cost = 0
+        self._shown_chars = 0
         self._completed_at = now
         self._grown = True
         return actions

@@ -273,11 +273,12 @@ def _joins(text: str, here: int) -> bool:
     return False
 
 
-def cut(text: str, limit: Limit, fence: Fence | None = None) -> tuple[Part, str, Fence | None]:
+def cut(text: str, limit: Limit, fence: Fence | None = None, *, least: int = 0) -> tuple[Part, str, Fence | None]:
     """The first part of ``text``, what is left of it, and the fence open there.
 
     ``fence`` is the one open where ``text`` begins; its opening line is put before the part. Text that fits is one part
-    (closed when its fence is still open, so that the part stands alone).
+    (closed when its fence is still open, so that the part stands alone). A good place before ``least`` characters is not
+    taken.
     """
     prefix = fence.opening if fence is not None else ""
     if limit.admits(prefix + text):
@@ -288,7 +289,7 @@ def cut(text: str, limit: Limit, fence: Fence | None = None) -> tuple[Part, str,
     window = text[: room.head(text)]
     places = _Places(floor=int(min(_FILL) * len(window)))
     places.scan(window, fence)
-    place = _best(places, window, room) or places.anywhere(text, room)
+    place = _best(places, window, room, least) or places.anywhere(text, room)
     body = text[: place.position]
     return Part(prefix + body + place.suffix, body), text[place.position :], place.fence
 
@@ -302,10 +303,10 @@ def _closed(text: str, fence: Fence | None) -> tuple[str, Fence | None]:
     return text + ("" if text.endswith("\n") or not text else "\n") + end.closing, end
 
 
-def _best(places: _Places, window: str, room: Limit) -> _Place | None:
+def _best(places: _Places, window: str, room: Limit, least: int) -> _Place | None:
     for rank, share in zip(places.ranks, _FILL, strict=True):
         for place in reversed(rank):
-            if place.position < share * len(window):
+            if place.position < max(share * len(window), least):
                 break
             if not place.suffix or room.less(place.suffix).admits(window[: place.position]):
                 return place
