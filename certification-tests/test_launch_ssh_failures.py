@@ -372,7 +372,7 @@ async def test_without_python_the_shell_runs_the_command_and_its_end_is_unconfir
     tool.chmod(0o755)
     command = Command(("tool", "a 'b'"), "~", {"TOKEN": "canary'quoted canary"}, SHORT)
     async with unproven(target(bare, client), command) as process:
-        assert process.pid > 0
+        assert process.pid > 0 and process.directory == str(bare.home)
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 assert not entry.name.isdigit() or b"canary" not in (entry / "cmdline").read_bytes()

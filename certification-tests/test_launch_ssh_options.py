@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pkg import launch_ssh, limits, process_supervisor, ssh_errors, ssh_options, ssh_wrapper, texts
+from pkg import limits, process_supervisor, runtime_support, ssh_errors, ssh_options, ssh_wrapper, texts
 from pkg.errors import SettingsError
 from pkg.launch_ssh import REMOTE_LINE, SshLauncher, SshTarget
 from pkg.ssh_options import normalise_key, normalise_known_hosts
@@ -141,6 +141,7 @@ def test_an_option_that_is_not_known_to_be_harmless_is_refused_without_repeating
         ('-o "  HostKeyAlias =  box "', ("-o", "HostKeyAlias=box")),
         ("-o 'HostKeyAlias box'", ("-o", "HostKeyAlias=box")),
         ("-i '/keys/my key'", ("-o", "IdentityFile=/keys/my key")),
+        ("-o BatchMode=yes -ostricthostkeychecking=yes -o 'PermitLocalCommand no'", ()),
         ("-J bob@jump:2222,other", ("-o", "ProxyJump=bob@jump:2222,other")),
     ],
 )
@@ -418,7 +419,7 @@ def test_the_search_on_the_remote_machine_prefers_the_newest_node(tmp_path: Path
     for version in ("v9.1.0", "v22.3.1", "v22.11.0"):
         (tmp_path / ".nvm/versions/node" / version / "bin").mkdir(parents=True)
     (tmp_path / ".local/bin").mkdir(parents=True)
-    found = ssh_wrapper.search_path("/usr/bin:/bin", launch_ssh.runtime_support.conventional_directories())
+    found = ssh_wrapper.search_path("/usr/bin:/bin", runtime_support.conventional_directories())
     ours = [place.removeprefix(str(tmp_path)) for place in found if place.startswith(str(tmp_path))]
     assert found[:2] == ["/usr/bin", "/bin"]
     assert ours[0] == "/.local/bin"

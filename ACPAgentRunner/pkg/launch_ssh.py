@@ -278,29 +278,13 @@ class SshLauncher:
         """The OpenSSH client's command line; the first value of an option wins there, so ours come first."""
         options = self._options
         fixed = {
-            "BatchMode": "yes",
-            "StrictHostKeyChecking": "yes",
-            "UpdateHostKeys": "no",
-            "NumberOfPasswordPrompts": "0",
-            "PasswordAuthentication": "no",
-            "KbdInteractiveAuthentication": "no",
+            **ssh_options.OURS,
             "ConnectTimeout": str(max(1, round(options.connect_timeout))),
             "ServerAliveInterval": str(round(limits.SSH_ALIVE_INTERVAL)),
             "ServerAliveCountMax": str(limits.SSH_SERVER_ALIVE_COUNT),
-            "ExitOnForwardFailure": "yes",
-            "LogLevel": "INFO",
-            "EscapeChar": "none",
-            "RequestTTY": "no",
-            "RemoteCommand": "none",
-            "ForwardAgent": "no",
-            "ForwardX11": "no",
-            "Tunnel": "no",
-            "ControlMaster": "no",
-            "ControlPath": "none",
-            "ControlPersist": "no",
         }
-        if not options.forbidden:
-            fixed["PermitLocalCommand"] = "no"
+        if options.forbidden:
+            del fixed["PermitLocalCommand"]
         if options.user:
             fixed["User"] = options.user
         if options.port:

@@ -57,6 +57,29 @@ _HARMLESS: Final = {
         *("TCPKeepAlive", "User", "UserKnownHostsFile", "VerifyHostKeyDNS"),
     )
 }
+OURS: Final = {
+    "BatchMode": "yes",
+    "StrictHostKeyChecking": "yes",
+    "UpdateHostKeys": "no",
+    "NumberOfPasswordPrompts": "0",
+    "PasswordAuthentication": "no",
+    "KbdInteractiveAuthentication": "no",
+    "ExitOnForwardFailure": "yes",
+    "LogLevel": "INFO",
+    "EscapeChar": "none",
+    "RequestTTY": "no",
+    "RemoteCommand": "none",
+    "ForwardAgent": "no",
+    "ForwardX11": "no",
+    "Tunnel": "no",
+    "ControlMaster": "no",
+    "ControlPath": "none",
+    "ControlPersist": "no",
+    "PermitLocalCommand": "no",
+}
+"""What every connection is made with. An extra option that says the same again is accepted and left out."""
+
+_OURS_BY_NAME: Final = {name.lower(): value for name, value in OURS.items()}
 _KEY_TYPE: Final = re.compile(r"(?:ssh|ecdsa|sk)-[a-z0-9@.-]+")
 _KEY_NAME: Final = r"-----{} [A-Z0-9 ]*PRIVATE KEY-----"
 _KEY_FRAME: Final = re.compile(rf"\s*({_KEY_NAME.format('BEGIN')})(.*?)({_KEY_NAME.format('END')})\s*", re.DOTALL)
@@ -217,6 +240,8 @@ def _extra(text: str, everything: bool) -> tuple[tuple[str, ...], tuple[tuple[st
             if letter in _WITH_VALUE:
                 value = letters or next(rest, "")
                 letters = ""
+                if letter == "o" and _says_the_same(value):
+                    continue
                 option = _valued(letter, value)
                 if option is not None:
                     named.append(option)
@@ -237,6 +262,11 @@ def _extra(text: str, everything: bool) -> tuple[tuple[str, ...], tuple[tuple[st
             else:
                 raise _bad("coding.ssh_option_forbidden", "ssh-extra-options", option=f"-{_shown(letter)}")
     return tuple(arguments), tuple(named), tuple(beyond)
+
+
+def _says_the_same(option: str) -> bool:
+    match = _KEYWORD.fullmatch(option)
+    return match is not None and _OURS_BY_NAME.get(match[1].lower()) == match[2]
 
 
 def _valued(letter: str, value: str) -> tuple[str, str] | None:

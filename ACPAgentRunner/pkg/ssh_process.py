@@ -407,7 +407,7 @@ def shell_script(command: Command, search: Iterable[str]) -> str:
             "if [ \"$(pwd -P)\" = / ]; then say 'failed workspace_is_root'; exit 0; fi",
             f"command -v {argv[0]} >/dev/null 2>&1 || {{ say 'failed command_missing'; exit 0; }}",
             "trap : TERM HUP INT",
-            'say "started $$"',
+            'say "started $$ $(pwd)"',
             "exec 3<&0",
             "{ trap : TERM HUP INT; cat <&3; exec 1>&- 3<&-; "
             f'sleep {eof}; kill -s TERM -- "-$$"; sleep {term}; kill -s KILL -- "-$$"; }} |',
@@ -423,7 +423,7 @@ def _glob(place: str) -> str:
     return "*".join(shlex.quote(part) if part else "" for part in place.split("*"))
 
 
-_SHELL_ANSWER: Final = re.compile(rb"\ncoding-ssh-1 (started|failed) ([0-9a-z_]+)\n")
+_SHELL_ANSWER: Final = re.compile(rb"\ncoding-ssh-1 (started|failed) ([0-9a-z_]+)(?: (.*))?\n")
 _SHELL_EXIT: Final = re.compile(r"^coding-ssh-1 exited (\d+)$", re.MULTILINE)
 
 
@@ -438,7 +438,8 @@ class ShellProcess(_Ending):
         self._secrets = sorted(filter(None, secrets), key=len, reverse=True)
         self._pid = 0
         self._rest = bytearray()
-        self._lock = asyncio.Lock()
+        self.directory = ""
+        """The command's working directory on the remote machine, absolute."""
 
     async def begin(self, search: Iterable[str]) -> None:
         """Send the shell's program and return once the command runs. Raises :class:`pkg.errors.LaunchError`."""
@@ -446,7 +447,7 @@ class ShellProcess(_Ending):
             await self._carrier.stop()
             raise failure("start_failed", self._command, self._machine)
         script = shell_script(self._command, search).encode("utf-8", "surrogateescape")
-        answer: tuple[str, str] | None = None
+        answer: tuple[str, str, str] | None = None
         try:
             async with asyncio.timeout(limits.SSH_START_SECONDS):
                 await self._carrier.write(f"{len(script)}\n".encode() + script)
@@ -459,21 +460,21 @@ class ShellProcess(_Ending):
         if answer is None:
             await self._abandon()
             raise failure("start_failed", self._command, self._machine)
-        kind, word = answer
+        kind, word, directory = answer
         if kind == "failed":
             await self._carrier.stop()
             raise failure(word, self._command, self._machine, ("PATH",))
-        self._pid = int(word)
+        self._pid, self.directory = int(word), directory
 
-    async def _answer(self) -> tuple[str, str] | None:
-        """``started`` with the pid or ``failed`` with the reason; nothing when the shell ended before."""
+    async def _answer(self) -> tuple[str, str, str] | None:
+        """``started``, pid and directory, or ``failed`` and the reason; nothing when the shell ended before."""
         while (match := _SHELL_ANSWER.search(bytes(self._rest))) is None:
             data = await self._carrier.read()
             if not data or len(self._rest) > limits.SSH_GREETING_BYTES:
                 return None
             self._rest += data
         del self._rest[: match.end()]
-        return match[1].decode(), match[2].decode()
+        return match[1].decode(), match[2].decode(), (match[3] or b"").decode("utf-8", "surrogateescape")
 
     @property
     def pid(self) -> int:
