@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from langbot_plugin.entities.io.context import InstallationBinding
 
-from pkg import installations, limits
+from pkg import installations, limits, runtime_support
 from pkg.agent_api import (
     Answer,
     ApprovalRequested,
@@ -43,6 +43,11 @@ def binding(uid: str = "A", revision: int = 1) -> InstallationBinding:
         runtime_revision=revision,
         artifact_digest="0" * 64,
     )
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
 
 class Hanging:
@@ -234,8 +239,8 @@ async def test_another_revision_of_the_installation_shares_no_process_but_the_st
     """Our rule: live things stand on the whole binding, stored ids on its lasting parts."""
     async with harness(tmp_path) as h:
         await h.run("one", binding=binding(revision=1))
-        await h.run("two", run_id="r2", binding=binding(revision=2))
         await installations.revoke(binding(revision=1))
+        await h.run("two", run_id="r2", binding=binding(revision=2))
         await installations.revoke(binding(revision=2))
         assert [session.spec.resume_session_id for session in h.driver.sessions] == ["", "scripted-1"]
 
@@ -312,6 +317,20 @@ async def test_two_messages_for_one_session_wait_for_each_other(tmp_path: Path, 
         assert (await second).shown[-1] == "echo: two"
         assert "Yours is next" in (await second).text
         assert len(h.driver.sessions) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_session_another_process_writes_to_is_busy_and_stays_stored(tmp_path: Path) -> None:
+    """Our rule: a kernel lock per workspace and session, beside the account's own state."""
+    directory = tmp_path / "home" / limits.STATE_DIRECTORY / "sessions"
+    async with harness(tmp_path, keep_warm=0) as h:
+        await h.run("one")
+        assert list(directory.iterdir()) == []
+        async with runtime_support.session_guard(directory, tmp_path, "scripted-1"):
+            busy = await h.run("two", run_id="r2")
+        assert "coding.session_busy" in busy.log
+        await h.run("three", run_id="r3")
+        assert [session.spec.resume_session_id for session in h.driver.sessions] == ["", "scripted-1"]
 
 
 @pytest.mark.asyncio

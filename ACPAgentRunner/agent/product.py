@@ -9,7 +9,7 @@ from agent.form import AcpPluginSettings, AcpSettings
 from pkg import runtime_support
 from pkg.agent_api import SessionSpec
 from pkg.errors import LaunchError
-from pkg.run_loop import Product, SpecInputs
+from pkg.product import Product, SpecInputs
 
 
 def agent(settings: AcpSettings) -> str:

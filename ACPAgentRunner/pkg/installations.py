@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, Final, Protocol, TypeVar
 
 from pkg import limits
-from pkg.errors import ProcessCleanupUnconfirmed, Refused
+from pkg.errors import CodingError, ProcessCleanupUnconfirmed, Refused
 from pkg.warm_sessions import WarmSessions
 
 log = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ class Installation:
         if isinstance(problem, ProcessCleanupUnconfirmed):
             self._unconfirmed += 1
             log.error("cleanup unconfirmed: %s", problem)
-        elif problem is not None:
+        elif problem is not None and not isinstance(problem, CodingError):
             log.error("background work failed: %s", task.get_name(), exc_info=problem)
 
     async def end(self) -> None:

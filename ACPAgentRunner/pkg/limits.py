@@ -449,3 +449,6 @@ RECOVERY_WAIT: Final = 3.0
 
 DETACHED_SEND_WAIT: Final = 15.0
 """Seconds for a message sent outside the run; the runtime gives platform calls no longer."""
+
+STATE_DIRECTORY: Final = ".local/state/langbot-coding-agents"
+"""Where this project keeps what must outlive a process, below the home of the account whose agents it runs."""

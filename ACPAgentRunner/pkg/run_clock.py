@@ -45,6 +45,10 @@ class RunClock:
             case _:
                 pass
 
+    def pause(self, name: str) -> None:
+        """Something else than the agent is waited for, until :meth:`answered` is told the same name."""
+        self._asked.add(name)
+
     def answered(self, request_id: str, now: float) -> None:
         """An approval or question is answered: the agent is at work again."""
         self._asked.discard(request_id)

@@ -111,6 +111,8 @@ class LiveSession:
         self.session = session
         self.companion: Companion | None = None
         """Closed before the session."""
+        self.guards = contextlib.AsyncExitStack()
+        """Closed after the session."""
         self.stored_id = ""
         """The vendor's id as it is known to be stored by the host."""
         self.gone = asyncio.Event()
@@ -155,16 +157,17 @@ class LiveSession:
         await asyncio.shield(self.begin_close())
 
     async def _close(self) -> None:
-        self.detach()
-        try:
-            if self.companion is not None:
-                await self.companion.close()
-        finally:
+        async with self.guards:
+            self.detach()
             try:
-                await self.session.close()
+                if self.companion is not None:
+                    await self.companion.close()
             finally:
-                self._reader.cancel()
-                await asyncio.wait({self._reader})
+                try:
+                    await self.session.close()
+                finally:
+                    self._reader.cancel()
+                    await asyncio.wait({self._reader})
 
     async def _read(self) -> None:
         try:

@@ -19,7 +19,7 @@ from langbot_plugin.entities.io.context import InstallationBinding
 
 from pkg import installations, run_loop
 from pkg.agent_api import SessionSpec
-from pkg.run_loop import Product, SpecInputs
+from pkg.product import Product, SpecInputs
 from pkg.settings import PluginSettings, RunnerSettings
 from testkit.host_actions import HostActions, run_context
 from testkit.scripted_driver import ScriptedDriver
