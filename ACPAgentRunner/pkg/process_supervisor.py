@@ -369,7 +369,7 @@ class SweptTree:
                     environ = file.read(MARKED_ENV_BYTES)
             except PermissionError:
                 # An orphan of our own user that hides its environment may be anything: it is never killed, only named.
-                process.unreadable = process.parent in (1, os.getppid()) and _real_uid(process.pid) == os.getuid()
+                process.unreadable = process.parent == 1 and _real_uid(process.pid) == os.getuid()
                 return
             except OSError:  # a kernel thread, a zombie, or gone
                 return
@@ -484,7 +484,10 @@ class Control:
             size = int.from_bytes(self._buffer[:4], "big")
             if len(self._buffer) < 4 + size:
                 break
-            frames.append(decode(self._buffer[4 : 4 + size].decode("utf-8")))
+            try:
+                frames.append(decode(self._buffer[4 : 4 + size].decode("utf-8")))
+            except (ValueError, StopIteration):  # a parent that speaks something else is as good as gone
+                self.open = False
             self._buffer = self._buffer[4 + size :]
         return frames
 
@@ -531,6 +534,7 @@ class Supervisor:
         signal.signal(PARENT_DEATH, self._on_parent_death)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_end)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
         if self.prctl is not None:
             self.prctl(PR_SET_PDEATHSIG, PARENT_DEATH)
 
@@ -618,7 +622,7 @@ class Supervisor:
                 self.control.report("quiescent", method=self.tree.method, counts=self.counts)
                 return
             timeout, pause = self._advance(pause)
-            for fd, _ in poller.poll(None if timeout is None else max(0, int(timeout * 1000 + 0.999))):
+            for fd, _ in poller.poll(None if timeout is None else int(min(max(timeout, 0.0), 60.0) * 1000 + 0.999)):
                 if fd == self._wake:
                     _drain(self._wake)
                 elif listening:

@@ -304,6 +304,8 @@ class SupervisedProcess:
         REAPER.reap()
         ours: list[int] = []
         theirs: list[int] = []
+        self: SupervisedProcess | None = None
+        failure: Exception | None = None
         try:
             for index in range(3):
                 reader, writer = os.pipe()
@@ -313,13 +315,17 @@ class SupervisedProcess:
             ours = []
             self._channel = _Channel((theirs[0], theirs[1], theirs[2]), self._report, self._supervisor_gone)
         except (OSError, subprocess.SubprocessError) as exc:
-            if not ours:
-                self._release()
-            name = errno.errorcode.get(getattr(exc, "errno", None) or 0, type(exc).__name__)
-            raise LaunchError("coding.agent_start_failed", retryable=True, name=Path(executable).name, reason=name) from None
+            failure = exc
         finally:
             for fd in (*ours, *theirs):
                 os.close(fd)
+        if self is None or self._channel is None:
+            if self is not None:
+                self._release()
+            if isinstance(failure, FileNotFoundError | PermissionError):
+                raise LaunchError("coding.supervisor_failed") from None
+            name = errno.errorcode.get(getattr(failure, "errno", None) or 0, type(failure).__name__)
+            raise LaunchError("coding.agent_start_failed", retryable=True, name=Path(executable).name, reason=name) from None
         self._channel.send(
             {
                 "executable": executable,

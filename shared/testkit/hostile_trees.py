@@ -28,6 +28,7 @@ KINDS = {
     "stopped": 2,
     "deaf": 1,
     "bare_environment": 2,
+    "storm": 40,
 }
 """Every kind that lives until it is ended, with the number of processes to wait for before it counts as complete."""
 
@@ -170,6 +171,23 @@ def _hop(directory: str) -> None:
             _announce(directory)
 
 
+def _storm(directory: str, depth: int) -> None:
+    """Three children of one's own, each in its own session, replaced at once when they die; four generations."""
+    _ignore()
+    alive = 0
+    while True:
+        while depth and alive < 3:
+            alive += 1
+            if os.fork() == 0:
+                os.setsid()
+                _announce(directory)
+                _storm(directory, depth - 1)
+        if not depth:
+            _forever()
+        os.wait()
+        alive -= 1
+
+
 def run(kind: str, directory: str) -> None:
     """Be the tree."""
     if kind in ("term_ignorer", "stopped", "setsid"):
@@ -234,6 +252,8 @@ def run(kind: str, directory: str) -> None:
         if _child(directory, session=True):
             _forever()
         return
+    if kind == "storm":
+        _storm(directory, 3)
     if kind == "respawner" and os.fork() == 0:
         _keep_pair(directory)
     if kind == "hopper" and os.fork() == 0:
