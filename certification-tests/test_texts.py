@@ -149,6 +149,8 @@ def test_every_error_is_given_the_parameters_of_its_text() -> None:
                 continue
             known = {keyword.arg for keyword in node.keywords if keyword.arg is not None}
             params = next((keyword.value for keyword in node.keywords if keyword.arg == "params"), None)
+            if len(node.args) > 1:  # Notice and AgentError take them by position, too
+                params = params or node.args[-1]
             if any(keyword.arg is None for keyword in node.keywords) or (
                 params is not None and not isinstance(params, ast.Dict)
             ):
