@@ -67,6 +67,7 @@ class FakeTelegram:
         self.calls: list[Call] = []
         self._chats: dict[tuple[str, int], list[Message]] = collections.defaultdict(list)
         self._updates: dict[str, asyncio.Queue[dict[str, Any]]] = {}
+        self._files: dict[str, bytes] = {}
         self._changed = threading.Condition()
         self._ids = itertools.count(1000)
         self._loop = asyncio.new_event_loop()
@@ -87,18 +88,36 @@ class FakeTelegram:
 
     # ---- what a test does
 
-    def say(self, bot: str, text: str, *, user: int = 7, chat: int | None = None) -> None:
-        """A person writes ``text`` to the bot, in private or (a negative ``chat``) in a group."""
+    def say(
+        self,
+        bot: str,
+        text: str,
+        *,
+        user: int = 7,
+        chat: int | None = None,
+        photo: bytes | None = None,
+        document: tuple[str, bytes] | None = None,
+    ) -> None:
+        """A person writes to the bot, in private or (negative ``chat``) in a group; with a file ``text`` is its caption."""
         place = user if chat is None else chat
-        message = {
+        message: dict[str, Any] = {
             "message_id": next(self._ids),
             "date": int(time.time()),
             "from": {"id": user, "is_bot": False, "first_name": f"User{user}"},
             "chat": self._chat(place),
-            "text": text,
+            "text" if photo is None and document is None else "caption": text,
         }
+        if photo is not None:
+            message["photo"] = [{**self._stored(photo), "width": 16, "height": 16}]
+        if document is not None:
+            message["document"] = {**self._stored(document[1]), "file_name": document[0], "mime_type": "text/plain"}
         update = {"update_id": next(self._ids), "message": message}
         self._loop.call_soon_threadsafe(lambda: self._queue(bot).put_nowait(update))
+
+    def _stored(self, data: bytes) -> dict[str, Any]:
+        name = f"file{next(self._ids)}"
+        self._files[name] = data
+        return {"file_id": name, "file_unique_id": name, "file_size": len(data)}
 
     def chat(self, bot: str, chat: int = 7) -> list[Message]:
         """The bot's messages in a chat as they stand now, oldest first, without deleted ones."""
@@ -143,6 +162,7 @@ class FakeTelegram:
     async def _main(self) -> None:
         application = web.Application(client_max_size=64 * 1024 * 1024)
         application.router.add_route("*", "/bot{token}/{method}", self._answer)
+        application.router.add_get("/file/bot{token}/{name}", self._download)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -180,6 +200,10 @@ class FakeTelegram:
         self._note(Call(bot, method, fields))
         return _result(result)
 
+    async def _download(self, request: web.Request) -> web.Response:
+        data = self._files.get(request.match_info["name"])
+        return web.Response(status=404) if data is None else web.Response(body=data)
+
     async def _poll(self, bot: str, seconds: float) -> list[dict[str, Any]]:
         queue = self._queue(bot)
         try:
@@ -200,6 +224,9 @@ class FakeTelegram:
         me = {"id": int(bot.split(":")[0]), "is_bot": True, "first_name": "bot", "username": "fixture_bot"}
         if method == "getMe":
             return me
+        if method == "getFile":
+            name = fields["file_id"]
+            return {"file_id": name, "file_unique_id": name, "file_size": len(self._files[name]), "file_path": name}
         if not method.startswith(("send", "edit", "delete")) or "chat_id" not in fields:
             return True
         chat = int(fields["chat_id"])

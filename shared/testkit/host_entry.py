@@ -16,6 +16,7 @@ _plain = ApplicationBuilder.__init__
 def _on_loopback(self: ApplicationBuilder) -> None:
     _plain(self)
     self._base_url = os.environ["FAKE_TELEGRAM"] + "/bot"
+    self._base_file_url = os.environ["FAKE_TELEGRAM"] + "/file/bot"
 
 
 if __name__ == "__main__":

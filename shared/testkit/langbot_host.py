@@ -323,6 +323,28 @@ class LangBotHost:
         self._wait(lambda: runner in self.runners(), 120, f"{runner} is not offered")
         return runner
 
+    def configure(self, runner: str, config: Mapping[str, Any]) -> None:
+        """Save the plugin's own form; the host replaces the worker for it. Returns when the new one serves."""
+        author, name = runner.removeprefix("plugin:").split("/")[:2]
+        old = self.worker(name)
+        self.call("PUT", f"/api/v1/plugins/{author}/{name}/config", json=dict(config))
+        self._wait(lambda: self.worker(name) not in (0, old), 120, "the worker was not replaced")
+
+        def serves() -> bool:
+            response = self.api.get(f"/api/v1/plugins/{author}/{name}")
+            return response.status_code == 200 and response.json()["data"]["plugin"].get("status") == "initialized"
+
+        self._wait(serves, 120, "the replaced worker does not serve")
+
+    def worker(self, name: str) -> int:
+        """The pid of the worker of plugin ``name``, 0 when there is none."""
+        for pid, (parent, _) in processes().items():
+            if parent == self.runtime.pid:
+                with contextlib.suppress(OSError):
+                    if f"/{name}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        return pid
+        return 0
+
     def runners(self) -> dict[str, dict[str, Any]]:
         """The runners the host offers, each with the defaults of its form."""
         groups = self.call("GET", "/api/v1/pipelines/_/metadata")["configs"]
@@ -440,9 +462,9 @@ class WebChat:
         """All messages of the runner, oldest first."""
         return list(self._bubbles.values())
 
-    async def say(self, text: str) -> None:
-        """Write a message."""
-        message = [{"type": "Plain", "text": text}]
+    async def say(self, text: str, *more: Mapping[str, Any]) -> None:
+        """Write a message; ``more`` are further parts of it as the dashboard sends them (an ``Image``, a ``File``)."""
+        message = [{"type": "Plain", "text": text}, *more]
         await self._socket.send_json({"type": "message", "stream": self._streaming, "message": message})
 
     async def until(self, holds: Callable[[], bool], seconds: float) -> None:
