@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pkg import limits, process_supervisor, runtime_support, ssh_errors, ssh_options, ssh_wrapper, texts
+from pkg import launch_ssh, limits, process_supervisor, runtime_support, ssh_errors, ssh_options, ssh_wrapper, texts
 from pkg.errors import SettingsError
 from pkg.launch_ssh import REMOTE_LINE, SshLauncher, SshTarget
 from pkg.ssh_options import normalise_key, normalise_known_hosts
 from pkg.ssh_wrapper import BrokenFraming, Decoder, encode
+from testkit.sshd import program
 
 NAME = "OPENSSH PRIVATE KEY"
 KEY = f"-----BEGIN {NAME}-----\nQUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVo=\nMTIzNDU2Nzg5MA==\n-----END {NAME}-----\n"
@@ -140,7 +141,7 @@ def test_an_option_that_is_not_known_to_be_harmless_is_refused_without_repeating
         ("-oCompression=yes", ("-o", "Compression=yes")),
         ('-o "  HostKeyAlias =  box "', ("-o", "HostKeyAlias=box")),
         ("-o 'HostKeyAlias box'", ("-o", "HostKeyAlias=box")),
-        ("-i '/keys/my key'", ("-o", "IdentityFile=/keys/my key")),
+        ("-i '/keys/my key'", ("-o", 'IdentityFile="/keys/my key"')),
         ("-o BatchMode=yes -ostricthostkeychecking=yes -o 'PermitLocalCommand no'", ()),
         ("-J bob@jump:2222,other", ("-o", "ProxyJump=bob@jump:2222,other")),
     ],
@@ -194,6 +195,44 @@ def test_no_text_of_options_becomes_an_argument_outside_the_harmless_ones(text: 
             assert next(words).split("=")[0].lower() in ssh_options._HARMLESS
         else:
             assert word in ("-4", "-6", "-C")
+
+
+@pytest.mark.ssh
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "-o BatchMode=yes",
+        "-o 'Port=22 ProxyCommand=evil'",
+        "-o 'HostKeyAlias=x # y'",
+        "-o 'HostKeyAlias=x\\\\nProxyCommand evil'",
+        "-o 'IdentityFile=/a b %h ${HOME}'",
+        "-o 'IdentityFile=a -o ProxyCommand=evil'",
+        "-o 'UserKnownHostsFile=/a /b'",
+        "-o 'User=u' -l other",
+        "-o ServerAliveInterval=9999 -o ConnectTimeout=9999",
+        "-J jump -4 -C",
+    ],
+)
+def test_the_real_client_reads_nothing_else_out_of_what_passed(options: str) -> None:
+    """OpenSSH's own word (``ssh -G``): no local command, and what every connection is made with cannot be changed."""
+    launcher = SshLauncher(SshTarget("me@host", port=77, extra_options=options))
+    argv = launcher._openssh(None, launch_ssh._Memory())
+    command = [program("ssh"), "-F", "none", "-G", *argv[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    if done.returncode:
+        assert "evil" in options and done.stdout == ""
+        return
+    read = [line.partition(" ") for line in done.stdout.lower().splitlines()]
+    names = {name for name, _, _ in read}
+    assert not {"proxycommand", "localcommand", "knownhostscommand", "pkcs11provider"} & names
+    assert {("port", "77"), ("user", "me"), ("hostname", "host"), ("connecttimeout", "15"), ("serveraliveinterval", "10")} <= {
+        (name, value) for name, _, value in read
+    }
+    said = {name: value for name, _, value in read}
+    assert said["batchmode"] == "yes" and said["permitlocalcommand"] == "no" and said["exitonforwardfailure"] == "yes"
+    assert said["stricthostkeychecking"] in ("true", "yes") and said["requesttty"] in ("false", "no")
+    assert said["forwardagent"] == "no" and said["controlmaster"] in ("false", "no") and "controlpath" not in said
 
 
 # ------------------------------------------------------------------ targets, keys, host keys

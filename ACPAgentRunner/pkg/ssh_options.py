@@ -80,6 +80,9 @@ OURS: Final = {
 """What every connection is made with. An extra option that says the same again is accepted and left out."""
 
 _OURS_BY_NAME: Final = {name.lower(): value for name, value in OURS.items()}
+_FILES: Final = frozenset({"identityfile", "certificatefile"})
+"""Options whose value is one path, which may have spaces."""
+
 _KEY_TYPE: Final = re.compile(r"(?:ssh|ecdsa|sk)-[a-z0-9@.-]+")
 _KEY_NAME: Final = r"-----{} [A-Z0-9 ]*PRIVATE KEY-----"
 _KEY_FRAME: Final = re.compile(rf"\s*({_KEY_NAME.format('BEGIN')})(.*?)({_KEY_NAME.format('END')})\s*", re.DOTALL)
@@ -245,7 +248,9 @@ def _extra(text: str, everything: bool) -> tuple[tuple[str, ...], tuple[tuple[st
                 option = _valued(letter, value)
                 if option is not None:
                     named.append(option)
-                    arguments += ["-o", f"{_HARMLESS[option[0]]}={option[1]}"]
+                    name, given = option
+                    quoted = f'"{given}"' if name in _FILES else given
+                    arguments += ["-o", f"{_HARMLESS[name]}={quoted}"]
                     continue
                 shown = _shown(value.split("=")[0]) if letter == "o" else f"-{letter}"
                 if not everything or not value:
@@ -284,7 +289,7 @@ def _valued(letter: str, value: str) -> tuple[str, str] | None:
         return None
     if name == "user" and not re.fullmatch(_USER, value):
         return None
-    if name in ("identityfile", "certificatefile") and value.lower().startswith("pkcs11:"):
+    if name in _FILES and value.lower().startswith("pkcs11:"):
         return None
     return name, value
 
