@@ -27,6 +27,7 @@ UNFINISHED = "installation.unfinished"
 PIP_OPTIONS = (
     "--quiet",
     "--no-deps",
+    "--require-hashes",
     "--no-input",
     "--disable-pip-version-check",
     "--require-virtualenv",
@@ -100,7 +101,7 @@ def _prepare(directory: Path, lock: Path) -> None:
     installer = _installer(directory)
     if installer is None:
         raise SetupError(_advice())
-    steps.run([*installer, "install", *PIP_OPTIONS, "--requirement", lock], env={"PIP_REQUIRE_HASHES": "1"})
+    steps.run([*installer, "install", *PIP_OPTIONS, "--requirement", lock])
     unfinished.unlink()
     steps.write_atomically(directory / STAMP, _stamp(directory, lock) + "\n")
 
