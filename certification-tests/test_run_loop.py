@@ -18,6 +18,7 @@ from pkg.agent_api import (
     Choice,
     Prompt,
     QuestionAsked,
+    SessionSpec,
     TextDelta,
     ToolFinished,
     ToolStarted,
@@ -504,6 +505,92 @@ async def test_stop_while_the_agent_starts_gives_up(tmp_path: Path) -> None:
         done = await h.run("one")
         assert done.terminal.type == "run.completed"
         assert driver.sessions == []
+
+
+@pytest.mark.asyncio
+async def test_a_run_cancelled_while_the_agent_starts_leaves_no_session(tmp_path: Path) -> None:
+    """Our rule: what opens after all is closed by its installation, and the chat's next message is not blocked by it."""
+    driver = ScriptedDriver(opening=asyncio.Event())
+    async with harness(tmp_path, driver) as h:
+        run = h.start("one")
+        await _until(lambda: [action for action, _ in h.host.calls if action == "event_page"])
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        driver.opening = None
+        assert (await h.run("two", run_id="r2")).shown == ["echo: two"]
+        assert [session.closed.is_set() for session in driver.sessions] == [False]
+
+
+@pytest.mark.asyncio
+async def test_a_session_that_opens_although_its_run_was_cancelled_is_closed(tmp_path: Path) -> None:
+    """Our rule: a driver that does not notice the cancellation leaves no orphan either."""
+    gate = asyncio.Event()
+
+    class Deaf(ScriptedDriver):
+        async def open(self, spec: SessionSpec, launcher: object) -> ScriptedSession:
+            opening = asyncio.ensure_future(super().open(spec, launcher))
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({opening, asyncio.ensure_future(gate.wait())}, return_when=asyncio.ALL_COMPLETED)
+            return await opening
+
+    driver = Deaf()
+    async with harness(tmp_path, driver) as h:
+        run = h.start("one")
+        await _until(lambda: driver.sessions)
+        run.cancel()
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        assert driver.sessions[0].closed.is_set()
+
+
+@pytest.mark.asyncio
+async def test_the_host_may_cancel_twice_and_the_ending_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SDK fact: a second cancel can hit the cleanup; our rule: it belongs to the installation and is finished there."""
+    monkeypatch.setattr(limits, "CANCEL_GRACE", 0.3)
+    script = Hanging()
+    async with harness(tmp_path, ScriptedDriver(script, stubborn=True)) as h:
+        run = h.start("one")
+        await script.working.wait()
+        for _ in range(3):
+            run.cancel()
+            for _ in range(5):
+                await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        await asyncio.wait_for(h.driver.sessions[0].closed.wait(), 10)
+        h.driver.script, h.driver.stubborn = echo, False
+        assert (await h.run("two", run_id="r2")).shown == ["echo: two"]
+
+
+@pytest.mark.asyncio
+async def test_the_time_limit_also_counts_while_the_agent_starts(tmp_path: Path) -> None:
+    """Our rule: the person hears of the limit whatever the run was waiting for."""
+    driver = ScriptedDriver(opening=asyncio.Event())
+    async with harness(tmp_path, driver) as h:
+        done = await h.run("one", deadline=1.0)
+        assert "coding.time_limit" in done.log
+        assert driver.sessions == []
+
+
+@pytest.mark.asyncio
+async def test_an_answer_too_long_for_one_message_is_stored_in_the_workspace_and_named(tmp_path: Path) -> None:
+    """Host fact: a surface that does not stream shows the last message only; our rule: nothing is lost."""
+    whole = "\n\n".join(f"paragraph {number} " + "x" * 100 for number in range(100))
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        session.emit(TextDelta(whole))
+        return None
+
+    async with harness(tmp_path, ScriptedDriver(script), reply_mode="single") as h:
+        delivery = {"platform_capabilities": {"adapter": "TelegramAdapter"}, "surface": "platform", "automatic_reply": True}
+        done = await h.run("one", delivery=delivery)
+    files = list(tmp_path.glob("answer-*.md"))
+    assert len(files) == 1
+    assert whole in files[0].read_text()
+    assert files[0].name in done.shown[-1]
+    assert files[0].stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.asyncio

@@ -15,6 +15,7 @@ from typing import Any
 
 from pkg import limits, runtime_support
 from pkg.agent_api import AgentDriver, AgentEvent, AgentSession, SessionSpec, TurnEnded, to_json
+from pkg.errors import SessionUnavailable
 from pkg.langbot_tools import SessionTools
 from pkg.places import Place
 from pkg.session_store import SessionStore
@@ -62,7 +63,12 @@ async def start(
         opened.companion = tools
         try:
             if place.launcher.local and session.session_id != spec.resume_session_id:
-                await guards.enter_async_context(_guard(spec, session.session_id))
+                # A new session's name can only be taken where an agent names sessions of different processes alike.
+                try:
+                    await guards.enter_async_context(_guard(spec, session.session_id, wait=0.0))
+                except SessionUnavailable as exc:
+                    if exc.code != "coding.session_busy":
+                        raise
         except BaseException:
             await opened.close()
             raise
@@ -70,10 +76,10 @@ async def start(
         return opened
 
 
-def _guard(spec: SessionSpec, session_id: str) -> AbstractAsyncContextManager[None]:
+def _guard(spec: SessionSpec, session_id: str, *, wait: float = limits.SESSION_GUARD_WAIT) -> AbstractAsyncContextManager[None]:
     """The session's lock, kept with the account whose home the agent uses: another account stays independent."""
     home = spec.env.get("HOME") or runtime_support.home_directory()
-    return runtime_support.session_guard(Path(home) / limits.STATE_DIRECTORY / "sessions", spec.cwd, session_id)
+    return runtime_support.session_guard(Path(home) / limits.STATE_DIRECTORY / "sessions", spec.cwd, session_id, wait=wait)
 
 
 async def stored(store: SessionStore, live: LiveSession, session_id: str) -> None:
