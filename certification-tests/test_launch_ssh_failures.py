@@ -202,12 +202,56 @@ async def test_an_account_without_a_shell_is_said(tmp_path: Path, client: Client
         ("/", "coding.ssh_workspace_is_root"),
         ("/proc/..", "coding.ssh_workspace_is_root"),
         ("{directory}/user_key", "coding.ssh_workspace_not_directory"),
+        ("read-only", "coding.ssh_workspace_not_writable"),
     ],
 )
 async def test_a_workspace_that_cannot_be_used_is_said(server: Server, workspace: str, code: str) -> None:
     """Our rule: the remote workspace is checked before anything is started."""
+    (server.home / "read-only").mkdir(mode=0o555, exist_ok=True)
     command = Command(("true",), workspace.format(directory=server.directory), {}, SHORT)
     assert (await refused(target(server), command)).code == code
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (Command((), ""), "coding.ssh_start_failed"),
+        (Command(("",), ""), "coding.ssh_start_failed"),
+        (Command(("a\0b",), ""), "coding.ssh_start_failed"),
+        (Command(("true",), "a\0b"), "coding.ssh_start_failed"),
+        (Command(("true",), "", {"A=B": "x"}), "coding.env_invalid"),
+        (Command(("true",), "", {"A": "x\0"}), "coding.env_invalid"),
+    ],
+)
+async def test_what_no_process_can_have_is_refused_before_connecting(server: Server, command: Command, code: str) -> None:
+    """Our rule: one readable error, and no connection for it."""
+    before = server.log
+    with pytest.raises(CodingError) as caught:
+        await SshLauncher(target(server)).start(command)
+    assert caught.value.code == code and server.log == before
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", [("ecdsa",), ("rsa", "-b", "2048", "-m", "PEM"), ("ecdsa", "-m", "PKCS8")])
+async def test_keys_and_host_keys_of_every_usual_kind_work(tmp_path: Path, client: Client, kind: tuple[str, ...]) -> None:
+    """Our promise: a key pasted on one line, and a host known by one of its several keys or under a hashed name."""
+    directory = tmp_path / "sshd"
+    directory.mkdir()
+    for name in ("user_key", "second_host_key"):
+        argv = [program("ssh-keygen"), "-q", "-t", *kind, "-N", "", "-f", str(directory / name)]
+        await asyncio.to_thread(subprocess.run, argv, check=True, timeout=30)
+    with sshd(directory, extra=f"HostKey {directory / 'second_host_key'}") as other:
+        public = " ".join((directory / "second_host_key.pub").read_text().split()[:2])
+        hosts = directory / "hosts"
+        hosts.write_text(f"[{other.host}]:{other.port} {public}\n")
+        argv = [program("ssh-keygen"), "-q", "-H", "-f", str(hosts)]
+        await asyncio.to_thread(subprocess.run, argv, check=True, timeout=30, capture_output=True)
+        key = other.identity_file.read_text().replace("\n", " ")
+        place = replace(target(other, client), private_key=key, known_hosts=hosts.read_text())
+        process = await SshLauncher(place).start(python("print(1)"))
+        assert await everything(process) == b"1\n"
+        await process.stop()
 
 
 @pytest.mark.asyncio

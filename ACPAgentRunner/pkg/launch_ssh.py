@@ -40,7 +40,7 @@ from pkg.errors import AgentDied, LaunchError, SettingsError
 from pkg.launch import LocalLauncher
 from pkg.process_api import AgentProcess, Command, Graces
 from pkg.ssh_options import SshTarget
-from pkg.ssh_process import RemoteProcess, ShellProcess, graces_of
+from pkg.ssh_process import RemoteProcess, ShellProcess, failure, graces_of
 
 __all__ = ["SshLauncher", "SshTarget"]
 
@@ -141,6 +141,7 @@ class SshLauncher:
         :class:`pkg.errors.SettingsError` for an option this client cannot have, and
         :class:`pkg.errors.ProcessCleanupUnconfirmed` where a failed start may have left something on the remote machine.
         """
+        _check(command, self.machine)
         connection, self._held = self._held, None
         if connection is None:
             connection = await self._connect(None)
@@ -341,6 +342,15 @@ class SshLauncher:
             return _text(home, self._options.identity_file or named)
         usual = (_text(home, f"~/.ssh/{name}") for name in ("id_ed25519", "id_ecdsa", "id_rsa"))
         return next(filter(None, usual), "")
+
+
+def _check(command: Command, machine: str) -> None:
+    """Refuse here what no process can have, so that nothing is connected for it."""
+    for name, value in command.env.items():
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise SettingsError("coding.env_invalid", field="env-json", name=name.replace("\0", "")[:64] or "?")
+    if not command.argv or not command.argv[0] or "\0" in command.cwd or any("\0" in word for word in command.argv):
+        raise failure("start_failed", command, machine)
 
 
 def _text(home: Path, path: str) -> str:

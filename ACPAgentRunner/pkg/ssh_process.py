@@ -30,6 +30,7 @@ _FAILURES: Final = {
     "workspace_not_a_directory": "coding.ssh_workspace_not_directory",
     "workspace_closed": "coding.ssh_workspace_closed",
     "workspace_is_root": "coding.ssh_workspace_is_root",
+    "workspace_not_writable": "coding.ssh_workspace_not_writable",
     "command_missing": "coding.ssh_command_missing",
     "command_closed": "coding.ssh_command_closed",
 }
@@ -405,6 +406,7 @@ def shell_script(command: Command, search: Iterable[str]) -> str:
             f"if [ ! -d {cwd} ]; then say 'failed workspace_not_a_directory'; exit 0; fi",
             f"cd -- {cwd} 2>/dev/null || {{ say 'failed workspace_closed'; exit 0; }}",
             "if [ \"$(pwd -P)\" = / ]; then say 'failed workspace_is_root'; exit 0; fi",
+            "[ -w . ] || { say 'failed workspace_not_writable'; exit 0; }",
             f"command -v {argv[0]} >/dev/null 2>&1 || {{ say 'failed command_missing'; exit 0; }}",
             "trap : TERM HUP INT",
             'say "started $$ $(pwd)"',

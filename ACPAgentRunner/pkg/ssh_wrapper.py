@@ -28,7 +28,7 @@ Guarantees of the remote side: the tree is ended when ``stop`` says so, when std
 SIGINT or SIGHUP, and after ``timeout`` seconds in which nothing was heard. Should this program itself be killed, the
 supervisor ends the tree. ``quiescent`` is the supervisor's word, never assumed.
 """
-# ruff: noqa: PTH110, PTH111, PTH112, PTH113, PTH117, PTH118, PTH207
+# ruff: noqa: PTH110, PTH111, PTH112, PTH113, PTH116, PTH117, PTH118, PTH207
 # (pathlib would double the time a remote Python takes to start.)
 
 from __future__ import annotations
@@ -169,6 +169,8 @@ def resolve(order: Mapping[str, Any]) -> dict[str, Any]:
         raise CannotStart("workspace_not_a_directory" if os.path.exists(cwd) else "workspace_missing")
     if not os.access(cwd, os.X_OK | os.R_OK):
         raise CannotStart("workspace_closed")
+    if not os.access(cwd, os.W_OK) or not os.stat(cwd).st_mode & 0o222:
+        raise CannotStart("workspace_not_writable")
     directories = search_path(env.get("PATH", os.defpath), order["search"])
     executable = find(order["argv"][0], directories, cwd)
     if not executable:
