@@ -21,11 +21,12 @@ from typing import Literal
 import pytest
 
 from pkg import limits
+from pkg.agent_api import McpServer
 from pkg.errors import AgentDied, LaunchError, ProcessCleanupUnconfirmed
 from pkg.launch_ssh import SshLauncher, SshTarget
 from pkg.process_api import Command, Exit, Graces
 from pkg.ssh_process import RemoteProcess
-from testkit import hostile_trees
+from testkit import acp_harness, hostile_trees
 from testkit.sshd import Server, sshd
 
 pytestmark = pytest.mark.ssh
@@ -517,3 +518,40 @@ async def test_a_command_that_cannot_start_leaves_nothing_running(server: Server
         await SshLauncher(target(server, client)).start(Command(("no-such-agent",), "", {}, SHORT))
     assert caught.value.code == "coding.ssh_command_missing"
     assert "/usr/bin" in str(caught.value) and "no-such-agent" in str(caught.value)
+
+
+# ------------------------------------------------------------------ a whole agent
+
+
+@pytest.mark.asyncio
+async def test_an_acp_agent_works_on_the_remote_machine_and_reaches_a_server_here(
+    server: Server, client: Client, tmp_path: Path
+) -> None:
+    """Our promise: the same driver works in this place; its session, its tunnel and its end are those of any other."""
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.0 200 OK\r\n\r\ngreetings")
+        writer.close()
+        await writer.wait_closed()
+
+    log = tmp_path / "log"
+    launcher = SshLauncher(target(server, client))
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        url = await launcher.reach(f"http://127.0.0.1:{port}/mcp")
+        tools = McpServer("tools", "http", url=url, headers={"Authorization": "Bearer canary-bearer"})
+        async with acp_harness.opened(tmp_path, {"log": str(log)}, launcher=launcher, mcp_servers=(tools,)) as session:
+            await launcher.close()
+            events = await acp_harness.turn(session, "say hello from afar")
+            assert "hello from afar" in acp_harness.text(events)
+            given = acp_harness.received(log, "session/new")[0]
+            assert given["cwd"] == str(tmp_path) and given["mcpServers"][0]["url"] == url
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.split(":")[2].split("/")[0]))
+            assert (await reader.read()).endswith(b"greetings")
+            writer.close()
+            await writer.wait_closed()
+            agent = session._process
+            assert isinstance(agent, RemoteProcess)
+            running_agent = {agent.pid: hostile_trees.start_time(agent.pid)}
+            assert holders("canary-bearer", "cmdline") == set()
+    assert hostile_trees.living(running_agent) == []
