@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from demo_agent.sentences import GREETING as HELLO
 from demo_agent.sentences import (
     AppendText,
@@ -33,7 +34,6 @@ from demo_agent.sentences import (
 )
 from demo_chat.person import describe
 from demo_chat.screen import Screen
-
 from testkit import hostile_trees, sdk_worker
 from tooling import ROOT
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tooling import ROOT
 
 pytestmark = [pytest.mark.static, pytest.mark.timeout(600)]
