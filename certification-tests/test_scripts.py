@@ -279,19 +279,8 @@ def suite(tmp_path: Path, source: str, *arguments: str, **environment: str) -> s
     test = tmp_path / "test_inner.py"
     test.write_text(source)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SUITE_", "CODING_", "PYTEST_"))}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-c",
-        ROOT / "pyproject.toml",
-        "-p",
-        "conftest",
-        "-p",
-        "no:cacheprovider",
-        test,
-        *arguments,
-    ]
+    options: list[str | Path] = ["-c", ROOT / "pyproject.toml", "-p", "conftest", "-p", "no:cacheprovider"]
+    command: list[str | Path] = [sys.executable, "-m", "pytest", *options, test, *arguments]
     env = {**inherited, "PYTHONPATH": f"{ROOT / 'certification-tests'}{os.pathsep}{ROOT / 'scripts'}", **environment}
     return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100, check=False)
 
