@@ -226,6 +226,12 @@ MCP_SERVERS_MAX: Final = 32
 
 # ---- LangBot's tools for the agent (one loopback MCP listener per worker)
 
+MCP_BEARER_BYTES: Final = 32
+"""Random bytes of a bearer: 256 bits, beyond guessing."""
+
+MCP_PATH_BYTES: Final = 12
+"""Random bytes of an endpoint's path; it only keeps addresses apart, the bearer is what opens one."""
+
 MCP_BODY_BYTES: Final = 1024 * 1024
 """Bytes of one request body. Arguments of tools are small; this keeps a runaway client from filling the worker."""
 
@@ -452,3 +458,9 @@ DETACHED_SEND_WAIT: Final = 15.0
 
 STATE_DIRECTORY: Final = ".local/state/langbot-coding-agents"
 """Where this project keeps what must outlive a process, below the home of the account whose agents it runs."""
+
+WORKTREE_SECONDS: Final = 120.0
+"""Seconds for git to check out a worktree; large repositories take a minute."""
+
+WORKTREE_PATH_BYTES: Final = 64 * 1024
+"""Bytes kept of what the program that makes a worktree says; a path is far shorter."""

@@ -33,8 +33,6 @@ class Place:
 
 def place_of(settings: RunnerSettings, plugin: PluginSettings, authority: Authority) -> Place:
     """The place the form asks for; raises :class:`pkg.errors.CodingError` when it can't be had."""
-    if settings.workspace_mode == "worktree":
-        raise Refused("coding.worktree_not_available")
     if settings.location == "daemon":
         raise Refused("coding.daemon_not_available")
     launcher: Launcher
@@ -43,14 +41,17 @@ def place_of(settings: RunnerSettings, plugin: PluginSettings, authority: Author
             raise Refused("coding.local_in_pool")
         workspace = str(runtime_support.local_workspace(settings.workspace))
         launcher = LocalLauncher()
-        inside = inside_really(workspace)
     else:
         workspace = settings.workspace
         launcher = SshLauncher(_target(settings, plugin))
-        inside = inside_lexically(workspace)
     exclusive = settings.workspace_mode == "exclusive"
     locks = (f"workspace {launcher.machine} {workspace}",) if exclusive else ()
-    return Place(launcher, workspace, inside, may_keep=not authority.pooled, locks=locks)
+    return Place(launcher, workspace, inside_of(launcher, workspace), may_keep=not authority.pooled, locks=locks)
+
+
+def inside_of(launcher: Launcher, workspace: str) -> Inside:
+    """How to judge whether a path lies inside ``workspace`` there."""
+    return inside_really(workspace) if launcher.local else inside_lexically(workspace)
 
 
 def _target(settings: RunnerSettings, plugin: PluginSettings) -> SshTarget:

@@ -53,7 +53,7 @@ from pkg.errors import AgentDied, CodingError, ProcessCleanupUnconfirmed, Refuse
 from pkg.held_session import Held, ended, fingerprint, interrupted, start, stored
 from pkg.installations import Installation, Lease
 from pkg.langbot_tools import SessionTools, open_session_tools
-from pkg.places import Place, place_of
+from pkg.places import Place, inside_of, place_of
 from pkg.product import Product, SpecInputs
 from pkg.results import Delivery
 from pkg.run_clock import RunClock
@@ -61,6 +61,7 @@ from pkg.run_scope import run_scope
 from pkg.session_store import SessionStore
 from pkg.settings import PluginSettings, RunnerSettings, parse
 from pkg.warm_sessions import Channel, LiveSession
+from pkg.worktrees import worktree
 
 __all__ = ["Product", "SpecInputs", "run"]
 
@@ -341,6 +342,8 @@ class _Run:
         plugin: PluginSettings,
     ) -> None:
         place = place_of(settings, plugin, authority)
+        if settings.workspace_mode == "worktree":
+            place = await self._in_worktree(place, authority, installation)
         spec = self.product.spec(
             settings,
             SpecInputs(
@@ -388,6 +391,19 @@ class _Run:
         if settings.reuse_session:
             self._store = store
             self._save(live.session.session_id)
+
+    async def _in_worktree(self, place: Place, authority: identity.Authority, installation: Installation) -> Place:
+        """The same place with a working directory of this chat's own."""
+        launcher, workspace = place.launcher, place.workspace
+        name = identity.session_key(
+            authority, self.conversation, None, agent="worktree", machine=launcher.machine, workspace=workspace
+        )
+        await self._lock(installation, f"worktree {name}")
+        try:
+            path = await self._during(worktree(launcher, workspace, name[:15]))
+        finally:
+            self._leases.pop().release()
+        return dataclasses.replace(place, workspace=path, inside=inside_of(launcher, path))
 
     def _save(self, session_id: str) -> None:
         if self._store is not None and self._held is not None and self._held.live.stored_id != session_id:
