@@ -429,9 +429,10 @@ async def test_without_python_the_shell_runs_the_command_and_its_end_is_unconfir
 
 @pytest.mark.asyncio
 async def test_without_python_big_streams_pass_both_ways(bare: Server, client: Client) -> None:
-    """Our promise: a line of 8 MiB, any byte."""
+    """Our promise: a line of 8 MiB, any byte; here the end of stdin starts the grace in which the command must finish."""
     data = os.urandom(1 << 16) * 128 + b"\n"
-    async with unproven(target(bare, client), Command(("cat",), "", {}, SHORT)) as process:
+    patient = Graces(eof=BOUND, term=0.2, kill=5.0)
+    async with unproven(target(bare, client), Command(("cat",), "", {}, patient)) as process:
         reading = asyncio.create_task(everything(process))
         await process.write(data)
         process.close_stdin()
