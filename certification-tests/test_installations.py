@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from langbot_plugin.entities.io.context import InstallationBinding
 
-from pkg import installations
+from pkg import installations, limits
 from pkg.agent_api import SessionSpec
 from pkg.errors import Refused
 from pkg.installations import Locks, installation, revoke
@@ -186,7 +186,7 @@ async def test_background_work_that_fails_is_logged(caplog: pytest.LogCaptureFix
 @pytest.mark.asyncio
 async def test_busy_counts_every_installations_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Host fact: the limit is the process's, one connection for all."""
-    monkeypatch.setattr(installations.limits, "RUNS_PER_PROCESS", 2)
+    monkeypatch.setattr(limits, "RUNS_PER_PROCESS", 2)
     runs = [Run(), Run()]
     installation(binding()).runs["a"] = runs[0]
     assert not installations.busy()

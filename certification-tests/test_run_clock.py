@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pkg import limits
-from pkg.agent_api import ApprovalRequested, TextDelta, ThoughtDelta, ToolFinished, ToolStarted, TurnEnded
+from pkg.agent_api import AgentEvent, ApprovalRequested, TextDelta, ThoughtDelta, ToolFinished, ToolStarted, TurnEnded
 from pkg.run_clock import RunClock
 
 
@@ -87,7 +87,7 @@ def test_the_soft_end_is_never_after_the_limit_and_never_moved_by_events(
     made = clock(timeout=timeout, deadline=deadline, idle=idle)
     limit = min(timeout, math.inf if deadline is None else max(deadline, 0))
     now = 0.0
-    events = {
+    events: dict[str, AgentEvent] = {
         "text": TextDelta("x"),
         "tool": ToolStarted("t", "t"),
         "done": ToolFinished("t", "completed"),

@@ -217,7 +217,7 @@ async def test_without_keep_warm_the_session_is_closed_and_resumed_by_its_stored
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("other", [{"actor": "8"}, {"conversation": "person_8"}])
-async def test_another_person_or_chat_gets_a_session_of_its_own(tmp_path: Path, other: dict[str, str]) -> None:
+async def test_another_person_or_chat_gets_a_session_of_its_own(tmp_path: Path, other: dict[str, Any]) -> None:
     """Our rule: sessions belong to binding, chat and person."""
     async with harness(tmp_path) as h:
         await h.run("one")
@@ -891,7 +891,7 @@ async def test_secrets_of_the_form_reach_the_agent_and_nothing_else(tmp_path: Pa
     """Our rule: no secret in results, log or host state."""
     caplog.set_level("DEBUG")
     async with harness(tmp_path, env_json='{"TOKEN": "${secret:KEY}"}') as h:
-        h.runner.bind_runtime(plugin_runtime_handler=h.host, plugin_config={"agent-secrets": '{"KEY": "canary-77aa"}'})
+        h.runner.bind_runtime(plugin_runtime_handler=h.host, plugin_config={"agent-secrets": '{"KEY": "canary-77aa"}'})  # type: ignore[no-untyped-call]
         done = await h.run("one")
         assert h.driver.sessions[0].spec.env == {"TOKEN": "canary-77aa"}
         sent = "\n".join(each.model_dump_json() for each in done.results)

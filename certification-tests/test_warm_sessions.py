@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pkg.agent_api import Prompt, SessionSpec, SessionStarted, TextDelta, TurnEnded
+from pkg.agent_api import AgentEvent, Prompt, SessionSpec, SessionStarted, TextDelta, TurnEnded
 from pkg.errors import ProcessCleanupUnconfirmed
 from pkg.installations import Installation
 from pkg.warm_sessions import Channel, LiveSession, WarmSessions
@@ -137,7 +137,7 @@ async def test_the_first_events_wait_for_the_run_and_those_between_runs_are_drop
     owner = Installation("test")
     live, session = await opened(owner)
     await session.prompt(Prompt("one"))
-    heard = []
+    heard: list[AgentEvent] = []
     while not heard or not isinstance(heard[-1], TurnEnded):
         await asyncio.wait_for(live.channel.wait(), 10)
         event = live.channel.take()

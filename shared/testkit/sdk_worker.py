@@ -27,7 +27,7 @@ import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -235,7 +235,7 @@ class SdkWorker:
 
     # ---- runs
 
-    async def stream(self, text: str = "hello", *, uid: str = "A", **more: Any) -> AsyncIterator[RunnerResult]:
+    async def stream(self, text: str = "hello", *, uid: str = "A", **more: Any) -> AsyncGenerator[RunnerResult, None]:
         """The results of one run as they come; closing the iterator cancels the run as the host does."""
         token = _dispatching.set(self._bindings[uid])
         try:
