@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from agent.client_requests import permission_outcome
+from agent.driver import AcpDriver
 from agent.grants import Grants, inner_command
 from agent.session import AcpSession
 from agent.terminals import character_start
@@ -29,6 +30,9 @@ from pkg.agent_api import (
     ToolStarted,
     TurnEnded,
 )
+from pkg.errors import ProcessCleanupUnconfirmed
+from pkg.launch import Command, LocalLauncher
+from pkg.supervised_process import SupervisedProcess
 from testkit import acp_harness as acp
 from testkit import hostile_trees
 
@@ -128,6 +132,8 @@ async def test_unknown_methods_and_odd_parameters_get_an_error(tmp_path: Path) -
             ("request fs/read_text_file {}", -32602),
             ('request fs/write_text_file {"path": 7}', -32602),
             ("request terminal/create {}", -32602),
+            ('request terminal/create {"command": "ls", "env": [{"name": "A=B", "value": ""}]}', -32602),
+            ('request terminal/create {"command": "ls", "env": [{"name": "A", "value": "\\u0000"}]}', -32602),
             ('request terminal/output {"terminalId": "none"}', -32002),
             ('request terminal/kill {"terminalId": {}}', -32002),
         ):
@@ -399,3 +405,39 @@ async def test_the_number_of_terminals_is_bounded(root: Path) -> None:
         events = await acp.turn(session, *[opening] * (limits.ACP_TERMINALS + 1), choose="allow_once")
         assert len(acp.of(events, ApprovalRequested)) == limits.ACP_TERMINALS
         assert "Too many terminals" in acp.text(events)
+
+
+class Doubting(LocalLauncher):
+    """Real processes whose end, from the second one on, is said to be unconfirmed after it happened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._started = 0
+
+    async def start(self, command: Command) -> SupervisedProcess:
+        process = await super().start(command)
+        self._started += 1
+        if self._started > 1:
+            stop = process.stop
+
+            async def doubt() -> None:
+                await stop()
+                raise ProcessCleanupUnconfirmed("not confirmed", (process.pid,))
+
+            process.stop = doubt  # type: ignore[method-assign]
+        return process
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("released", [True, False])
+async def test_a_terminal_whose_end_is_unconfirmed_is_never_a_clean_end(root: Path, released: bool) -> None:
+    """Our rule: the session is not used again, and its close says that something may be left."""
+    session = await AcpDriver().open(acp.spec(root), Doubting())
+    opening = "open_term " + json.dumps({"command": "true", "args": ["x"]})
+    lines = [opening, 'request terminal/release {"terminalId": "term-1"}'] if released else [opening]
+    events = await acp.turn(session, *lines, choose="allow_once")
+    assert acp.ended(events) == TurnEnded("end_turn")
+    assert not session.alive
+    for _ in range(2):
+        with pytest.raises(ProcessCleanupUnconfirmed):
+            await session.close()

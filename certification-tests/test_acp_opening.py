@@ -184,10 +184,11 @@ async def test_an_earlier_session_is_reopened_without_its_history_in_the_chat(
         {"load": [-32001, "gone", None]},
         {"load": [-32603, "Internal error", {"message": "no rollout found for thread id 7"}]},
         {"load": [-32603, "Internal error", {"details": 'Invalid session identifier "7".\n  Searched'}]},
+        {"load": [-32603, "Internal error", {"details": "No previous sessions found for this project."}]},
         {"load": [-32603, "Internal error: OpenCode service failure", {"service": "session"}], "listed": False},
         {"without": ["resume", "load"]},
     ],
-    ids=["claude", "other", "codex", "gemini", "opencode", "cannot-reopen"],
+    ids=["claude", "other", "codex", "gemini", "gemini-none", "opencode", "cannot-reopen"],
 )
 async def test_a_proven_loss_starts_fresh_and_says_so(tmp_path: Path, config: dict[str, Any]) -> None:
     """Known agents' ways to say that a session does not exist; where none is said, the agent's own complete list proves it."""

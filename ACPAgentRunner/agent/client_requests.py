@@ -230,7 +230,9 @@ class ClientRequests:
             raise RequestError(INTERNAL_ERROR, "Too many terminals")
         cwd = self._files.directory(wire.as_str(params.get("cwd")))
         pairs = map(wire.as_dict, wire.as_list(params.get("env")))
-        env = {name: wire.as_str(pair.get("value")) for pair in pairs if (name := wire.as_str(pair.get("name")))}
+        env = {wire.as_str(pair.get("name")): wire.as_str(pair.get("value")) for pair in pairs}
+        if any(not name or "=" in name or "\x00" in name + value for name, value in env.items()):
+            raise RequestError.invalid_params({"env": "not a variable"})
         if not self._grants.take_command(command, args, cwd):
             shown = inner_command(command, args)
             settings = " ".join(f"{name}={value}" for name, value in env.items())

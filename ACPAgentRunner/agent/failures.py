@@ -28,6 +28,7 @@ _MISSING_CODES: Final = frozenset({-32001, NOT_FOUND})
 _MISSING_TEXTS: Final = (
     "no rollout found",  # codex-acp 2.6
     "invalid session identifier",  # gemini 0.61
+    "no previous sessions found",  # gemini 0.61 in a directory without any
     "session not found",
     "unknown session",
     "no conversation found",

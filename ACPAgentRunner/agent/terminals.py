@@ -87,6 +87,8 @@ class Terminals:
         self._open: dict[str, _Terminal] = {}
         self._starting = 0
         self._count = 0
+        self._doubt = False
+        self._unconfirmed: list[int] = []
 
     def __repr__(self) -> str:
         return f"Terminals({len(self._open)} open)"
@@ -132,26 +134,32 @@ class Terminals:
         return self._open[terminal_id].exit_status or {"exitCode": None}
 
     async def kill(self, terminal_id: str) -> None:
-        """End a command and everything it started; its output stays readable. Raises ``KeyError``."""
+        """End a command and everything it started; its output stays readable.
+
+        Raises ``KeyError``, and :class:`pkg.errors.CodingError` when its end cannot be confirmed (:meth:`end_all` then says
+        so for good).
+        """
         terminal = self._open[terminal_id]
-        await terminal.process.stop()
+        try:
+            await terminal.process.stop()
+        except ProcessCleanupUnconfirmed as exc:
+            self._open.pop(terminal_id, None)
+            self._unconfirmed += exc.pids
+            self._doubt = True
+            raise CodingError("coding.terminal_unconfirmed") from None
         await asyncio.wait({terminal.ended})
 
     async def release(self, terminal_id: str) -> None:
-        """End a command and forget it. Raises ``KeyError``."""
+        """End a command and forget it. Raises as :meth:`kill`."""
         await self.kill(terminal_id)
         self._open.pop(terminal_id, None)
 
     async def end_all(self) -> None:
         """End every terminal. Raises :class:`pkg.errors.ProcessCleanupUnconfirmed` after all have been tried."""
-        unconfirmed: list[int] = []
         for terminal_id in tuple(self._open):
             try:
                 await self.release(terminal_id)
-            except KeyError:
+            except (KeyError, CodingError):
                 continue
-            except ProcessCleanupUnconfirmed as exc:
-                self._open.pop(terminal_id, None)
-                unconfirmed += exc.pids
-        if unconfirmed:
-            raise ProcessCleanupUnconfirmed("terminals of the session", tuple(unconfirmed))
+        if self._doubt:
+            raise ProcessCleanupUnconfirmed("terminals of the session", tuple(self._unconfirmed))
