@@ -131,6 +131,25 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             item.add_marker(pytest.mark.skip(reason=f"{marker}: {reason}"))
 
 
+# ------------------------------------------------------------------ where the time goes
+
+_seconds: dict[str, float] = {}
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add a test's time to the first of our markers it carries."""
+    name = next((marker for marker in MARKERS if marker in report.keywords), "core")
+    _seconds[name] = _seconds.get(name, 0.0) + report.duration
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how the time was spent, by what the tests drive."""
+    total = sum(_seconds.values())
+    if total >= 60:
+        spent = sorted(_seconds.items(), key=lambda item: -item[1])
+        terminalreporter.write_line("minutes: " + ", ".join(f"{name} {seconds / 60:.1f}" for name, seconds in spent))
+
+
 # ------------------------------------------------------------------ nothing is left behind
 
 

@@ -80,7 +80,9 @@ def _tracked(name: str) -> list[str]:
 
 def _git(*arguments: str) -> str:
     try:
-        done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
+        # Only files are listed, so it does not matter to whom the working copy belongs (git refuses others' by default).
+        command = ["git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise SetupError("git is not installed") from None
     if done.returncode != 0:
