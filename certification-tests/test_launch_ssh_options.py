@@ -6,13 +6,24 @@ import ast
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pkg import launch_ssh, limits, process_supervisor, runtime_support, ssh_errors, ssh_options, ssh_wrapper, texts
+from pkg import (
+    launch_ssh,
+    limits,
+    process_supervisor,
+    runtime_support,
+    ssh_errors,
+    ssh_library,
+    ssh_options,
+    ssh_wrapper,
+    texts,
+)
 from pkg.errors import SettingsError
 from pkg.launch_ssh import REMOTE_LINE, SshLauncher, SshTarget
 from pkg.ssh_options import normalise_key, normalise_known_hosts
@@ -442,6 +453,16 @@ def test_the_bootstrap_reads_exactly_its_program_and_leaves_the_rest(shell: str)
         process.stdin.write(b"the rest")
         process.stdin.flush()
         assert process.stdout.read() == b"<the rest>"
+
+
+def test_a_missing_library_is_said_by_the_child_program() -> None:
+    """Our rule: where neither client is usable the error says so, with nothing but its one line."""
+    argv = [sys.executable, "-I", "-S", ssh_library.__file__]
+    order = ssh_library.order({"path": [], "command": "true", "tunnel": None})
+    done = subprocess.run(argv, input=order, capture_output=True, timeout=30, check=False)
+    assert done.returncode == 255 and done.stdout == b""
+    assert ssh_errors.classify(done.stderr.decode(), machine="u@h:22").code == "coding.ssh_client_missing"
+    assert b"Traceback" not in done.stderr
 
 
 def test_the_bootstrap_ends_when_its_program_never_comes_whole() -> None:

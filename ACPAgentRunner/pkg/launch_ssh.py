@@ -110,8 +110,8 @@ def _source(path: str) -> str:
 class SshLauncher:
     """One account on one machine, reached by SSH; a :class:`pkg.process_api.Launcher`.
 
-    ``local`` starts the client. ``alive_interval`` and ``alive_timeout`` are the keepalive's seconds, on both sides.
-    Raises :class:`pkg.errors.SettingsError` naming the field when the target cannot be used.
+    ``alive_interval`` and ``alive_timeout`` are the keepalive's seconds, on both sides. Raises
+    :class:`pkg.errors.SettingsError` naming the field when the target cannot be used.
     """
 
     local = False
