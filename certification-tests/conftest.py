@@ -5,7 +5,7 @@ package itself); ``pkg``, ``agent`` and ``components`` are then imported from th
 
 ``SUITE_PREPARE`` (set by ``scripts/test.py``) lets the suite install what the selected tests need: the real ACP agents and the
 real LangBot host. Where something cannot be had, its tests are skipped with the reason; with ``SUITE_REQUIRE_ALL`` (set by
-``.ci/run``) that is a failure instead.
+``.ci/run``) that is a failure instead, as is every other skip.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -129,6 +129,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             raise pytest.UsageError(f"{len(wanting)} tests marked {marker} cannot run: {reason}")
         for item in wanting if reason else ():
             item.add_marker(pytest.mark.skip(reason=f"{marker}: {reason}"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Where everything must run, a skip is a failure with the skip's reason."""
+    report = yield
+    if report.skipped and os.environ.get("SUITE_REQUIRE_ALL") and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        report.outcome = "failed"
+        report.longrepr = f"{reason}\nNothing may be skipped here (SUITE_REQUIRE_ALL)."
+    return report
 
 
 # ------------------------------------------------------------------ where the time goes

@@ -323,6 +323,15 @@ def test_in_ci_a_need_that_cannot_be_met_is_a_failure(tmp_path: Path) -> None:
     assert "1 tests marked real_agents cannot run" in done.stderr
 
 
+def test_in_ci_no_test_skips_itself(tmp_path: Path) -> None:
+    """A skip inside a test is a failure there too, and keeps its reason."""
+    source = "import pytest\ndef test_it():\n    pytest.skip('the moon is not full')\n"
+    assert suite(tmp_path, source).returncode == 0
+    strict = suite(tmp_path, source, SUITE_REQUIRE_ALL="1")
+    assert strict.returncode == 1
+    assert "the moon is not full" in strict.stdout
+
+
 def test_deselected_tests_need_nothing(tmp_path: Path) -> None:
     """Only what is really selected is prepared."""
     done = suite(tmp_path, NEEDY, "-m", "not real_agents", PATH="/nowhere", SUITE_REQUIRE_ALL="1")
