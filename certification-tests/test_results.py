@@ -200,6 +200,18 @@ async def test_telegram_is_edited_no_faster_than_it_allows(target: str, least: f
     assert all(later - earlier >= least - 1e-6 for earlier, later in itertools.pairwise(times))
 
 
+@pytest.mark.asyncio
+async def test_the_first_words_replace_a_progress_line_at_once() -> None:
+    """A person waits for the first words, not for the surface's interval; the delta after them keeps the average rate."""
+    run = Run(context())
+    await run.steps([(0, ThoughtDelta("hm")), (0.1, TextDelta("First ")), *[(0.05, TextDelta("word "))] * 20])
+    times = [at - run.times[0] for at, result in zip(run.times, run.results, strict=True) if result.type == "message.delta"]
+    interval = limits.DELTA_INTERVAL
+    assert times[:2] == pytest.approx([0.0, 0.1])
+    assert 2 * interval - 1e-6 <= times[2] <= 3 * interval
+    assert run.deltas[1].startswith("First ")
+
+
 # ------------------------------------------------------------------ random runs
 
 _TEXT = st.one_of(
@@ -267,25 +279,31 @@ def test_any_run_keeps_the_delivery_rules(steps: list[Step], surface: str) -> No
     assert run.results[-1].data.get("message") is None
     bubble: list[str] = []
     sent = 0
-    last_delta = float("-inf")
+    due = float("-inf")
+    early = False
     for at, result in zip(run.times, run.results, strict=True):
         if result.type == "message.delta":
             chunk = result.data["chunk"]
             assert chunk["content"] == chunk["all_content"]
             assert not bubble or bubble[-1].strip() != chunk["content"].strip()
             assert not chunk["is_final"]
+            if not chunk["content"].strip("… "):
+                due = max(due, at + limits.DELTA_INTERVAL)
+            else:
+                if at < due - 1e-6:
+                    assert bubble, "only what replaces a progress line may be early"
+                    assert not early, "once in a bubble"
+                    early = True
+                due = max(due, at) + limits.DELTA_INTERVAL
             bubble.append(chunk["content"])
             sent += host_model.result_bytes(result)
-            if chunk["content"].strip("… "):
-                assert at - last_delta >= limits.DELTA_INTERVAL - 1e-6
-            last_delta = at
         elif result.type == "message.completed":
             text = result.data["message"]["content"]
             assert not bubble or bubble[-1].strip() != text.strip()
             sent += host_model.result_bytes(result)
             length = host_model.result_bytes(result)
             assert sent <= max(limits.MESSAGE_BYTES_FACTOR * length, limits.MESSAGE_BYTES_FREE)
-            bubble, sent = [], 0
+            bubble, sent, early = [], 0, False
     assert bubble == []
 
 

@@ -9,7 +9,9 @@ A *bubble* is one chat message: any number of :class:`Show` (its text so far, wi
 - a :class:`Show` never equals the :class:`Complete` after it nor the :class:`Show` before it, not even to a surface that
   trims them (Telegram answers an unchanged edit with an error, and the host that error with a second message); an exception
   is made where a surface shows only each n-th update: there it is repeated until one is shown;
-- two Shows are at least the surface's interval apart, except one that keeps a Complete from equalling the Show before it;
+- two Shows are at least the surface's interval apart, except one that keeps a Complete from equalling the Show before it, and
+  a bubble's first words under a progress line: a person waits for those, so they go out at once, and the Show after them as
+  much later;
 - what is sent for one bubble costs at most ``MESSAGE_BYTES_FACTOR`` times its own JSON or ``MESSAGE_BYTES_FREE``, whichever
   is more: the more a text has grown, the rarer it is repeated;
 - text is split as :mod:`pkg.text_split` does, at the moment it no longer fits.
@@ -119,8 +121,8 @@ class Bubbles:
         if not self._visible and (not status or (not self.open and now - self._completed_at < limits.STATUS_INTERVAL)):
             return []
         interval = self.surface.interval if self._grown or not self.open else max(self.surface.interval, limits.STATUS_INTERVAL)
-        hidden = self._hidden()
-        if now - self._shown_at < (self.surface.interval if hidden else interval):
+        wait = self._shown_at + (self.surface.interval if self._hidden() else interval) - now
+        if wait > 0 and not self._first_words():
             return []
         if not self._affordable(self._bytes):
             return []
@@ -130,7 +132,7 @@ class Bubbles:
             return []
         if not self._affordable(json_bytes(text)):
             return []
-        return [self._show(text, now)]
+        return [self._show(text, now + max(wait, 0.0))]
 
     def close(self, now: float, fallback: str = "") -> list[Action]:
         """Finish the bubble; one without visible text becomes ``fallback``, and nothing when it was never shown either.
@@ -224,6 +226,10 @@ class Bubbles:
         """Whether the last update is not on the person's screen yet."""
         return self.open and not _same(self._displayed, self._last)
 
+    def _first_words(self) -> bool:
+        """Whether there is text for a bubble that has only shown progress, on a surface that would show it."""
+        return self.open and self._visible and self._shown_chars == 0 and self.surface.shown_every == 1
+
     def _composed(self, status: str) -> str:
         if not self._visible:
             return status
@@ -250,13 +256,14 @@ class Bubbles:
         )
         return self._cost + cost + final <= allowed
 
-    def _show(self, text: str, now: float) -> Show:
+    def _show(self, text: str, at: float) -> Show:
+        """Show ``text`` now; ``at`` is when it was due, from which the next interval counts."""
         action = Show(text, self.surface.sequence(self._shows))
         if self._shows % self.surface.shown_every == 0:
             self._displayed = text
         self._shows += 1
         self._last = text
-        self._shown_at = now
+        self._shown_at = max(self._shown_at, at)
         self._cost += limits.RESULT_ENVELOPE_BYTES + self.surface.text_copies * json_bytes(text)
         self._shown_chars = len(self._text())
         self._grown = False
