@@ -114,6 +114,31 @@ async def test_hostile_tree_that_keeps_handing_itself_over_is_never_called_clean
     assert hostile_trees.carrying(canary) == []
 
 
+SWEEPING = """
+import sys
+sys.path[:0] = sys.argv[1].split(":")
+from pkg import process_supervisor
+tree = process_supervisor.SweptTree([], ("TREE", sys.argv[2]))
+print(sum(tree.gone(True) for _ in range(100)), flush=True)
+for _ in range(1000):
+    tree.kill()
+    if tree.gone(True):
+        break
+"""
+
+
+def test_hostile_tree_that_keeps_handing_itself_over_is_seen_by_every_sweep(tmp_path: Path) -> None:
+    """Our rule: a look at the process table that missed somebody does not count, so no look finds a living tree gone."""
+    canary = uuid.uuid4().hex
+    with subprocess.Popen(hostile_trees.command("hopper", tmp_path), env={"TREE": canary}, start_new_session=True) as agent:
+        hostile_trees.complete(tmp_path, 2)
+        agent.kill()
+    command = [sys.executable, "-c", SWEEPING, str(Path(process_supervisor.__file__).parents[1]), canary]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "0\n"
+    assert hostile_trees.carrying(canary) == []
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.asyncio
 async def test_hostile_orphan_outlives_its_agent_until_stop(method: str, tmp_path: Path) -> None:
@@ -163,6 +188,7 @@ async def test_hostile_agent_that_stops_its_supervisor_does_not_stop_the_ending(
         os.kill(supervisor_of(process.pid), signal.SIGSTOP)
         await process.stop()
         assert hostile_trees.living(tree) == []
+        assert process.counts["killed"] == 2, "the supervisor did it, no sweep was needed"
 
 
 @pytest.mark.asyncio
@@ -363,7 +389,7 @@ async def test_an_agent_that_leaves_at_end_of_file_is_not_signalled(tmp_path: Pa
 async def test_sigterm_comes_before_sigkill_and_reaches_every_descendant(tmp_path: Path) -> None:
     """Our rule: after the end of file every process, in whatever session, is asked by SIGTERM before it is killed."""
     child = 'trap "echo child; exit 0" TERM; echo up; while :; do sleep .01; done'
-    script = f"trap 'echo parent; exit 3' TERM; setsid sh -c '{child}' & wait; wait"
+    script = f"trap 'echo parent' TERM; setsid sh -c '{child}' & wait; wait; exit 3"
     process = await LocalLauncher().start(Command(("sh", "-c", script), str(tmp_path), {}, Graces(0.1, 20.0, 5.0)))
     async with asyncio.timeout(BOUND):
         assert await process.read() == b"up\n"
@@ -371,6 +397,32 @@ async def test_sigterm_comes_before_sigkill_and_reaches_every_descendant(tmp_pat
         assert sorted((await everything(process)).split()) == [b"child", b"parent"]
         assert (await process.wait()).code == 3
         assert process.counts["killed"] == 0
+
+
+@pytest.mark.asyncio
+async def test_a_stopped_process_can_follow_sigterm(tmp_path: Path) -> None:
+    """Our rule: SIGTERM comes with SIGCONT, so that a process that was stopped ends in its own way, too."""
+    script = "trap 'exit 4' TERM; echo up; while :; do sleep .01; done"
+    process = await LocalLauncher().start(Command(("sh", "-c", script), str(tmp_path), {}, Graces(0.1, 20.0, 5.0)))
+    async with asyncio.timeout(BOUND):
+        assert await process.read() == b"up\n"
+        os.kill(process.pid, signal.SIGSTOP)
+        await process.stop()
+        assert (await process.wait()).code == 4
+
+
+@pytest.mark.asyncio
+async def test_the_streams_end_with_the_agent_though_an_orphan_lives(tmp_path: Path) -> None:
+    """Our rule: the supervisor holds no end of the agent's streams, so their end means what it says."""
+    script = "setsid sleep 60 </dev/null >/dev/null 2>&1 & echo $!"
+    process = await LocalLauncher().start(Command(("sh", "-c", script), str(tmp_path), {}, SHORT))
+    async with asyncio.timeout(BOUND):
+        orphan = int(await everything(process))
+        assert hostile_trees.start_time(orphan)
+        with pytest.raises(AgentDied):
+            await process.write(b"x")
+        await process.stop()
+        assert not hostile_trees.start_time(orphan)
 
 
 @pytest.mark.asyncio
@@ -511,17 +563,15 @@ async def test_a_start_without_descriptors_fails_clean(tmp_path: Path) -> None:
 @pytest.mark.asyncio
 async def test_an_agent_starts_as_if_nobody_was_in_between(tmp_path: Path) -> None:
     """Our rule: own session and group, default signals, nothing blocked, only descriptors 0 to 2, the asked-for directory."""
-    script = (
-        "import os,signal,json;s=open('/proc/self/status').read();"
-        "g=lambda n:int(s.split(n+':')[1].split()[0],16);"
-        "print(json.dumps([os.getsid(0)==os.getpid()==os.getpgrp(),g('SigIgn')&~(1<<12|1<<24),g('SigBlk'),"
-        "sorted(os.listdir('/proc/self/fd'))[:-1],os.getcwd()]))"
-    )
-    process = await LocalLauncher().start(Command((sys.executable, "-I", "-S", "-c", script), str(tmp_path)))
+    script = "pwd; cut -d' ' -f 1,5,6 /proc/$$/stat; grep Sig[IB] /proc/$$/status; exec ls /proc/$$/fd"
+    process = await LocalLauncher().start(Command(("sh", "-c", script), str(tmp_path), {}, SHORT))
     async with asyncio.timeout(BOUND):
-        seen = json.loads(await everything(process))
-        assert seen == [True, 0, 0, ["0", "1", "2"], str(tmp_path.resolve())]
+        cwd, ids, blocked, ignored, *fds = (await everything(process)).decode().splitlines()
         await process.stop()
+    assert cwd == str(tmp_path.resolve())
+    assert fds == ["0", "1", "2", "3"], "3 is the listing's own"
+    assert ids.split() == [str(process.pid)] * 3
+    assert (int(blocked.split()[1], 16), int(ignored.split()[1], 16)) == (0, 0)
 
 
 @pytest.mark.asyncio
@@ -859,6 +909,15 @@ def test_a_closed_channel_before_the_spec_starts_nothing() -> None:
         theirs.close()
         ours.close()
         assert child.wait(BOUND) == 0
+
+
+def test_a_closed_channel_alone_ends_the_tree() -> None:
+    """Our rule: the control channel is the authority; the parent need not die for its end to count."""
+    with supervisor({"argv": ["sleep", "60"], "executable": "/bin/sleep"}) as (control, child):
+        agent = receive(control)["pid"]
+        control.close()
+        assert child.wait(BOUND) == 0
+        assert hostile_trees.start_time(agent) == ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

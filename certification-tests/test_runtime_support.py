@@ -355,6 +355,25 @@ async def test_many_writers_follow_each_other(tmp_path: Path) -> None:
             group.create_task(writer())
 
 
+def test_writers_of_many_processes_never_meet(tmp_path: Path) -> None:
+    """Our rule: also where one process removes the lock file that another has just opened, only one is inside."""
+    script = (
+        "import asyncio,os,sys;sys.path.insert(0,sys.argv[1]);from pathlib import Path;from pkg import limits;"
+        "from pkg.runtime_support import session_guard\n"
+        "limits.SESSION_GUARD_POLL=0.0\n"
+        "async def main():\n"
+        "  for _ in range(300):\n"
+        "    async with session_guard(Path(sys.argv[2])/'state',sys.argv[2],'s',wait=60):\n"
+        "      os.close(os.open(sys.argv[2]+'/inside',os.O_CREAT|os.O_EXCL)); await asyncio.sleep(0)\n"
+        "      os.unlink(sys.argv[2]+'/inside')\n"
+        "asyncio.run(main())"
+    )
+    command = [sys.executable, "-c", script, str(Path(runtime_support.__file__).parents[1]), str(tmp_path)]
+    writers = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    ends = [(writer.communicate(timeout=60)[1], writer.returncode) for writer in writers]
+    assert ends == [("", 0)] * 4
+
+
 @pytest.mark.asyncio
 async def test_a_killed_writer_frees_its_session_though_its_children_live(tmp_path: Path) -> None:
     """Our rule: the kernel lets go of the session when its holder dies, and no child inherited it."""

@@ -14,7 +14,7 @@ The parent sends one *spec* first. ``{"argv", "executable", "cwd", "env", "grace
 
 Reports: ``started(pid, start, method)`` or ``failed(errno, stage)``; ``exited(code)`` when the agent itself has ended;
 then one of ``quiescent(method, counts)``, after which this process ends, and ``unconfirmed(pids, method)``, after which it
-goes on trying and may still report ``quiescent``.
+goes on trying and may still report ``quiescent``; a sweep without a child of its own gives up after two minutes.
 
 Guarantees:
 
@@ -74,6 +74,7 @@ PR_SET_CHILD_SUBREAPER = 36
 PARENT_DEATH = signal.SIGUSR1
 MARKED_ENV_BYTES = 4 * 1024 * 1024
 LOOKS = 32
+GIVE_UP = 120.0
 KILLS_PER_ROUND = 4096  # then the ended ones are reaped, so that a fork storm does not fill the process table
 
 
@@ -621,6 +622,8 @@ class Supervisor:
             if self._proven(childless):
                 self.control.report("quiescent", method=self.tree.method, counts=self.counts)
                 return
+            if self.phase == "unconfirmed" and self.agent_ended and childless and time.monotonic() > self.deadline + GIVE_UP:
+                return  # a sweep that finds no proof in this time will not find it later
             timeout, pause = self._advance(pause)
             for fd, _ in poller.poll(None if timeout is None else int(min(max(timeout, 0.0), 60.0) * 1000 + 0.999)):
                 if fd == self._wake:
@@ -698,7 +701,7 @@ class Supervisor:
             if isinstance(self.tree, SweptTree):
                 pids += self.tree.doubtful
             self.control.report("unconfirmed", pids=pids, method=self.tree.method)
-        pause = min(max(pause * 2, 0.001), 0.05 if self.phase == "kill" else 1.0)
+        pause = min(max(pause * 2, 0.001), 0.05 if self.phase == "kill" else 10.0)
         return pause, pause
 
     def _terminate(self) -> None:
