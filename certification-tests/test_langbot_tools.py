@@ -75,6 +75,8 @@ class Host:
         self.gates: dict[str, asyncio.Event] = {}
         self.reached = asyncio.Queue[str]()
         self.cancelled: list[str] = []
+        self.unwilling: asyncio.Event | None = None
+        """When set: a cancelled action only ends once this happens."""
         self.active = 0
         self.most = 0
         self.answer: Callable[[dict[str, Any]], Any] = lambda parameters: {"echo": parameters}
@@ -91,6 +93,8 @@ class Host:
                 await self.gates[key].wait()
         except asyncio.CancelledError:
             self.cancelled.append(key)
+            if self.unwilling is not None:
+                await self.unwilling.wait()
             raise
         finally:
             self.active -= 1
@@ -358,6 +362,28 @@ async def test_closing_a_session_while_a_run_is_attached_ends_its_calls() -> Non
 
     await invoke(host, body)
     await tools.close()
+
+
+async def test_a_closed_session_refuses_before_its_calls_have_ended() -> None:
+    """A revoked bearer opens nothing, also while a call that it started is slow to go."""
+    host = Host()
+    host.gates["slow"], host.unwilling = asyncio.Event(), asyncio.Event()
+    tools = await open_session_tools(None)
+
+    async def body(runner: Act, ctx: RunnerContext) -> None:
+        async with tools.attach(runner, ctx), client(tools.server) as caller:
+            call = asyncio.create_task(caller.weather(gate="slow"), context=contextvars.Context())
+            await asyncio.wait_for(host.reached.get(), SOON)
+            closing = asyncio.create_task(tools.close())
+            await asyncio.sleep(0)
+            assert (await caller.post({"jsonrpc": "2.0", "id": 1, "method": "ping"}))[0] == 401
+            assert not closing.done()
+            assert host.unwilling is not None
+            host.unwilling.set()
+            await asyncio.wait_for(closing, SOON)
+            assert (await asyncio.wait_for(call, SOON))["isError"] is True
+
+    await invoke(host, body)
 
 
 async def test_a_second_run_cannot_attach_to_a_session_in_use() -> None:
@@ -754,21 +780,23 @@ async def test_a_body_that_never_arrives_is_given_up(monkeypatch: pytest.MonkeyP
 
 
 async def test_connections_that_prove_nothing_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any local user can connect: silent connections end, their number is capped, an agent's connection stays."""
+    """Any local user can connect: silent connections end, their number is capped, an agent's own connection stays."""
     monkeypatch.setattr(limits, "MCP_UNPROVEN_SECONDS", 0.3)
     monkeypatch.setattr(limits, "MCP_CONNECTIONS", 5)
     tools = await open_session_tools(None)
     port = int(tools.server.url.split("/")[2].split(":")[1])
+    request = head(tools.server) + b"{}"
     try:
-        async with client(tools.server) as caller:
-            assert (await caller.rpc("ping"))["result"] == {}
-            opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(10)]
-            assert (await caller.rpc("ping"))["result"] == {}
-            for reader, writer in opened:
-                with contextlib.suppress(ConnectionError):
-                    assert await asyncio.wait_for(reader.read(), SOON) == b""
-                writer.close()
-            assert (await caller.rpc("ping"))["result"] == {}
+        agent_reads, agent_writes = await asyncio.open_connection("127.0.0.1", port)
+        agent_writes.write(request)
+        assert (await asyncio.wait_for(agent_reads.readuntil(b"\r\n\r\n"), SOON)).startswith(b"HTTP/1.1 202")
+        for reader, writer in [await asyncio.open_connection("127.0.0.1", port) for _ in range(10)]:
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), SOON) == b""
+            writer.close()
+        agent_writes.write(request)
+        assert (await asyncio.wait_for(agent_reads.readuntil(b"\r\n\r\n"), SOON)).startswith(b"HTTP/1.1 202")
+        agent_writes.close()
     finally:
         await tools.close()
 

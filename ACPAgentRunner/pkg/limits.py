@@ -15,6 +15,9 @@ STDERR_TAIL_BYTES: Final = 64 * 1024
 EVENT_BUFFER_BYTES: Final = 1024 * 1024
 """Bytes of events a session holds for its consumer before it stops reading the agent's pipe."""
 
+EVENT_JOINED_CHARS: Final = 16 * 1024
+"""Characters up to which waiting pieces of text are joined into one event; a few hundred pieces, and small for any frame."""
+
 # ---- ending a process tree (seconds); together well inside the relay's 10 s
 
 CANCEL_GRACE: Final = 3.0

@@ -70,8 +70,8 @@ class Endpoint:
 
     def __init__(self, listener: _Listener, handler: PayloadHandler) -> None:
         """Made by :func:`open_endpoint` only."""
-        self.bearer = secrets.token_urlsafe(32)
-        self.path = _PREFIX + secrets.token_urlsafe(12)
+        self.bearer = secrets.token_urlsafe(limits.MCP_BEARER_BYTES)
+        self.path = _PREFIX + secrets.token_urlsafe(limits.MCP_PATH_BYTES)
         self.handler = handler
         self.digest = _digest(self.bearer)
         self.transports: set[asyncio.Transport] = set()
