@@ -835,6 +835,52 @@ async def test_a_stream_that_ends_inside_a_turn_is_an_error_after_what_was_said(
         assert h.driver.sessions[0].closed.is_set()
 
 
+@pytest.mark.asyncio
+async def test_an_agent_bot_is_answered_by_explicit_replies(tmp_path: Path) -> None:
+    """Host fact: agent bots show nothing but replies."""
+    tools = {"tools": [{"tool_name": "event_reply", "operations": ["call"]}]}
+    async with harness(tmp_path) as h:
+        done = await h.run("hi", automatic_reply=False, resources=tools)
+        replies = [data["parameters"] for action, data in h.host.calls if action == "call_tool"]
+    assert replies == [{"text": "echo: hi"}]
+    assert done.terminal.type == "run.completed"
+
+
+@pytest.mark.asyncio
+async def test_a_reply_that_cannot_be_delivered_still_ends_the_run(tmp_path: Path) -> None:
+    """Our rule: one terminal result, and the ledger knows, whatever the surface does."""
+    async with harness(tmp_path) as h:
+        h.host.failing.add("call_tool")
+        done = await h.run("hi", automatic_reply=False, resources={"tools": [{"tool_name": "event_reply"}]})
+        assert done.terminal
+        assert "coding.reply_failed" in done.log
+
+
+@pytest.mark.asyncio
+async def test_a_process_left_by_a_helper_task_is_told(tmp_path: Path) -> None:
+    """Our rule: an unconfirmed end is never lost, wherever it comes up."""
+
+    class Leaky(ScriptedSession):
+        async def answer(self, request_id: str, answer: Answer) -> bool:
+            raise ProcessCleanupUnconfirmed("terminal")
+
+    class Driver(ScriptedDriver):
+        async def open(self, spec: SessionSpec, launcher: object) -> ScriptedSession:
+            session = await super().open(spec, launcher)
+            session.__class__ = Leaky
+            return session
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        session.emit(ApprovalRequested("a", "Do a", "edit", CHOICES))
+        await asyncio.Event().wait()
+        return None
+
+    async with harness(tmp_path, Driver(script)) as h:
+        done = await h.run("one")
+        assert "coding.cleanup_unconfirmed" in done.log
+        assert done.reason == "error"
+
+
 # ------------------------------------------------------------------ LangBot's tools
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pkg import limits, runtime_support
 from pkg.agent_api import AgentDriver, AgentEvent, AgentSession, SessionSpec, TurnEnded, to_json
-from pkg.errors import SessionUnavailable
+from pkg.errors import ProcessCleanupUnconfirmed, SessionUnavailable
 from pkg.langbot_tools import SessionTools
 from pkg.places import Place
 from pkg.session_store import SessionStore
@@ -107,16 +107,28 @@ async def interrupted(held: Held) -> bool:
         await ended({interrupting})
 
 
+async def discarded(opening: asyncio.Task[LiveSession]) -> None:
+    """End an opening that nobody waits for any more, and the session when there is one after all."""
+    opening.cancel()
+    await asyncio.wait({opening})
+    if not opening.cancelled() and opening.exception() is None:
+        await opening.result().close()
+
+
 async def ended(tasks: set[asyncio.Task[Any]]) -> None:
-    """Cancel the tasks, wait until each is over, and empty the set; what they failed with is not asked for any more."""
+    """Cancel the tasks, wait until each is over, and empty the set; of what they failed with only one thing counts.
+
+    Raises :class:`pkg.errors.ProcessCleanupUnconfirmed` when one of them did.
+    """
     for task in tasks:
         task.cancel()
     if tasks:
         await asyncio.wait(set(tasks))
-    for task in tasks:
-        if not task.cancelled():
-            task.exception()
+    problems = [task.exception() for task in tasks if not task.cancelled()]
     tasks.clear()
+    for problem in problems:
+        if isinstance(problem, ProcessCleanupUnconfirmed):
+            raise problem
 
 
 def fingerprint(spec: SessionSpec, machine: str, *, assets: bool) -> str:

@@ -50,7 +50,7 @@ from pkg.agent_api import (
     TurnEnded,
 )
 from pkg.errors import AgentDied, CodingError, ProcessCleanupUnconfirmed, Refused
-from pkg.held_session import Held, ended, fingerprint, interrupted, start, stored
+from pkg.held_session import Held, discarded, ended, fingerprint, interrupted, start, stored
 from pkg.installations import Installation, Lease
 from pkg.langbot_tools import SessionTools, open_session_tools
 from pkg.places import Place, inside_of, place_of
@@ -669,26 +669,20 @@ class _Run:
         await asyncio.shield(self._release)
 
     async def _released(self, installation: Installation) -> None:
-        try:
-            await ended(self._side)
-            await self._tools.aclose()
-            if self._opening is not None:
-                self._opening.cancel()
-                await asyncio.wait({self._opening})
-                if not self._opening.cancelled() and self._opening.exception() is None:
-                    await self._opening.result().close()
-            if self._loose is not None:
-                await self._loose.close()
-            if self._held is not None:
-                await self._let_go(self._held, installation)
-        finally:
-            for lease in self._leases:
-                lease.release()
+        # Last in, first out; each is done whatever the others raise.
+        async with contextlib.AsyncExitStack() as steps:
             if self._acquiring is not None:
-                self._acquiring.cancel()
-                await asyncio.wait({self._acquiring})
-                if not self._acquiring.cancelled():
-                    self._acquiring.result().release()
+                steps.push_async_callback(_given_back, self._acquiring)
+            for lease in self._leases:
+                steps.callback(lease.release)
+            if self._held is not None:
+                steps.push_async_callback(self._let_go, self._held, installation)
+            if self._loose is not None:
+                steps.push_async_callback(self._loose.close)
+            if self._opening is not None:
+                steps.push_async_callback(discarded, self._opening)
+            steps.push_async_callback(self._tools.aclose)
+            steps.push_async_callback(ended, self._side)
 
     async def _let_go(self, held: Held, installation: Installation) -> None:
         if held.turn_open and not held.broken and not self.revoked and held.live.usable:
@@ -697,6 +691,13 @@ class _Run:
             installation.warm.put(held.live, held.keep)
         else:
             await held.live.close()
+
+
+async def _given_back(acquiring: asyncio.Task[Lease]) -> None:
+    acquiring.cancel()
+    await asyncio.wait({acquiring})
+    if not acquiring.cancelled():
+        acquiring.result().release()
 
 
 def _raise_from(task: asyncio.Task[Any]) -> None:
