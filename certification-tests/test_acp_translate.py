@@ -294,6 +294,20 @@ def test_a_permission_for_a_known_call_does_not_start_it_twice() -> None:
     assert [choice.kind for choice in request.choices] == ["allow_always", "allow_once", "reject_once"]
 
 
+@pytest.mark.parametrize("announced", [True, False])
+def test_what_a_person_is_told_when_asked_is_not_what_the_tool_says(announced: bool) -> None:
+    """Known agents' habit: Codex and Gemini put their reasons into the call's content, and no other content comes after it."""
+    translator = running()
+    if announced:
+        feed(translator, update("tool_call", toolCallId="t", title="ls", kind="execute", rawInput={"command": "ls"}))
+    reason = {"type": "content", "content": {"type": "text", "text": "because"}}
+    diff = {"type": "diff", "path": "/w/a", "oldText": None, "newText": "n"}
+    request = ask(translator, {"toolCallId": "t", "content": [reason, diff]})[1]
+    assert (request.reason, request.diffs) == ("because", (FileDiff("/w/a", None, "n"),))
+    finished = feed(translator, update("tool_call_update", toolCallId="t", status="completed", rawOutput={"stdout": "file"}))[0]
+    assert (finished.output, finished.diffs) == ("file", request.diffs)
+
+
 def test_a_permission_without_a_tool_call_is_asked_all_the_same() -> None:
     """Our rule: a request is shown by what it has."""
     events, request = ask(running(), {"title": "Do it?"})

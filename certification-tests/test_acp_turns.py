@@ -290,7 +290,7 @@ async def test_a_failed_prompt_ends_the_turn_with_one_readable_error(tmp_path: P
         error = json.dumps([-32603, "Internal error: API Error: 400 fake 400", {"errorKind": "api"}])
         events = await acp.turn(session, f"error {error}", "say API Error: 400 fake 400")
         assert acp.text(events) == ""
-        assert acp.ended(events).error == AgentError("coding.agent_error", "Internal error: API Error: 400 fake 400")
+        assert acp.ended(events).error == AgentError("coding.agent_error", "API Error: 400 fake 400")
         assert session.alive
 
 
@@ -298,7 +298,7 @@ async def test_a_failed_prompt_ends_the_turn_with_one_readable_error(tmp_path: P
 @pytest.mark.parametrize(
     ("error", "detail"),
     [
-        ([-32603, "Internal error: fake 400", {"service": "session", "errorName": "APIError"}], "Internal error: fake 400"),
+        ([-32603, "Internal error: fake 400", {"service": "session", "errorName": "APIError"}], "fake 400"),
         (
             [-32603, "Internal error", {"message": '{"error": {"message": "fake 400"}}', "codex_error_info": "other"}],
             "fake 400",

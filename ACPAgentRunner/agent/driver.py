@@ -7,8 +7,8 @@ import contextvars
 from collections.abc import Awaitable, Callable
 
 from agent.failures import Redactor
-from agent.opening import RecentlyClosed
-from agent.presets import NPM_ENVIRONMENT
+from agent.opening import OUR_POLICIES, RecentlyOpened
+from agent.presets import ASKING_ENVIRONMENT, NPM_ENVIRONMENT
 from agent.session import AcpSession
 from pkg import runtime_support
 from pkg.agent_api import SessionSpec
@@ -25,7 +25,7 @@ class AcpDriver:
 
     def __init__(self, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         """``sleep`` waits out the pause before a reload that would destroy a session."""
-        self._recently_closed = RecentlyClosed()
+        self._recently_opened = RecentlyOpened()
         self._sleep = sleep
 
     @property
@@ -46,7 +46,8 @@ class AcpDriver:
     async def _open(self, spec: SessionSpec, launcher: Launcher) -> AcpSession:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + spec.startup_timeout
-        command = Command(spec.command, spec.cwd, {**NPM_ENVIRONMENT, **spec.env})
+        asking = ASKING_ENVIRONMENT if spec.policy in OUR_POLICIES else {}
+        command = Command(spec.command, spec.cwd, {**NPM_ENVIRONMENT, **asking, **spec.env})
         try:
             async with asyncio.timeout_at(deadline):
                 process = await launcher.start(command)
@@ -58,7 +59,7 @@ class AcpDriver:
             # A header's credential is shown without its scheme, too ("Bearer …").
             secrets += [part for value in server.headers.values() for part in (value, value.rpartition(" ")[2])]
             secrets += server.env.values()
-        session = AcpSession(spec, launcher, process, Redactor(secrets), self._recently_closed, self._sleep)
+        session = AcpSession(spec, launcher, process, Redactor(secrets), self._recently_opened, self._sleep)
         try:
             await session.open(min(spec.initialize_timeout, max(deadline - loop.time(), 0.001)))
         except BaseException:

@@ -35,6 +35,7 @@ _MISSING_TEXTS: Final = (
     "thread not found",
 )
 _GENERIC: Final = frozenset({"internal error", "error", "invalid params", "invalid request"})
+_GENERIC_LEAD: Final = re.compile(r"(?:internal error|invalid params|invalid request): (?=.)", re.IGNORECASE)
 _TEXT_KEYS: Final = ("message", "details", "detail", "error", "reason", "description")
 _MIN_SECRET: Final = 6
 
@@ -93,7 +94,7 @@ def is_error_json(text: str) -> bool:
 
 def detail_of(exc: RequestError, redact: Redactor) -> str:
     """The agent's own words about a failed request."""
-    message = readable(str(exc))
+    message = _GENERIC_LEAD.sub("", readable(str(exc)))
     data = readable(exc.data)
     text = data if message.lower() in _GENERIC or not message else message
     if data and text != data and data not in text:

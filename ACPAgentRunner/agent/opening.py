@@ -36,44 +36,50 @@ from pkg.errors import AgentProtocolError, SessionUnavailable
 from pkg.launch import AgentProcess, Launcher
 
 RELOAD_DESTROYS: Final = frozenset({"gemini-cli"})
-"""Agents that destroy a session when it is loaded within the minute of its last write (Gemini CLI 0.61)."""
+"""Agents that destroy a session when it is loaded within the minute in which it was made or last loaded (Gemini CLI 0.61 names
+a session's files by minute and begins a new one on load)."""
 
 _KEY_METHODS: Final[Mapping[str, tuple[str, ...]]] = types.MappingProxyType(
     {"gemini-api-key": ("GEMINI_API_KEY",), "openai": ("OPENAI_API_KEY",)}
 )
 """Sign-in methods that only read a key from the environment but are not declared as such (Gemini CLI, Qwen Code)."""
 
-_OUR_POLICIES: Final = frozenset({"ask", "allow-edits", "allow-all", "deny"})
-_ASKING_MODES: Final = ("default", "ask", "workspace-write")
-"""Modes in which known agents ask their client, in order of preference: Claude Agent, Gemini, Qwen: ``default``;
-codex-acp 2.6: ``workspace-write``."""
+OUR_POLICIES: Final = frozenset({"ask", "allow-edits", "allow-all", "deny"})
+"""The policies by which the client decides, so that the agent has to ask it. Any other is a mode of the agent's own."""
+_ASKING_MODES: Final = ("default", "ask")
+"""Modes in which known agents ask their client, in order of preference: Claude Agent, Gemini, Qwen: ``default``."""
+_ASKING_MODES_OF: Final[Mapping[str, tuple[str, ...]]] = types.MappingProxyType(
+    {"codex-acp": ("read-only",), "@agentclientprotocol/codex-acp": ("read-only",)}
+)
+"""Modes of agents that mean another thing elsewhere, by the agent's own name. Codex (codex-acp 0.16 and 2.6) runs commands in
+a read-only sandbox there and asks before it leaves it or edits; in its other modes files of the workspace change unasked."""
 _UNASKING_MODES: Final = frozenset(
     {"auto", "agent", "yolo", "acceptEdits", "autoEdit", "auto-edit", "bypassPermissions", "dontAsk", "full-access"}
-    | {"danger-full-access", "agent-full-access", "auto_edit", "never"}
+    | {"danger-full-access", "agent-full-access", "auto_edit", "never", "workspace-write"}
 )
 
 
-class RecentlyClosed:
-    """When sessions of agents named in :data:`RELOAD_DESTROYS` were closed, for about a minute, by digest and not by id."""
+class RecentlyOpened:
+    """When sessions of agents named in :data:`RELOAD_DESTROYS` were opened, for about a minute, by digest and not by id."""
 
     def __init__(self) -> None:
-        self._closed: dict[bytes, float] = {}
+        self._opened: dict[bytes, float] = {}
 
     @staticmethod
     def _key(machine: str, session_id: str) -> bytes:
         return hashlib.sha256(f"{machine}\n{session_id}".encode("utf-8", "replace")).digest()
 
     def add(self, machine: str, session_id: str) -> None:
-        """The session was written to last now."""
+        """The session has just been made or loaded."""
         now = time.monotonic()
-        self._closed = {key: at for key, at in self._closed.items() if now - at < limits.ACP_RELOAD_PAUSE}
-        if len(self._closed) < limits.ACP_RELOAD_MEMORY:
-            self._closed[self._key(machine, session_id)] = now
+        self._opened = {key: at for key, at in self._opened.items() if now - at < limits.ACP_RELOAD_PAUSE}
+        if len(self._opened) < limits.ACP_RELOAD_MEMORY:
+            self._opened[self._key(machine, session_id)] = now
 
     def wait_seconds(self, machine: str, session_id: str) -> float:
         """Seconds until the session may be loaded."""
-        closed = self._closed.get(self._key(machine, session_id))
-        return 0.0 if closed is None else max(0.0, closed + limits.ACP_RELOAD_PAUSE - time.monotonic())
+        opened = self._opened.get(self._key(machine, session_id))
+        return 0.0 if opened is None else max(0.0, opened + limits.ACP_RELOAD_PAUSE - time.monotonic())
 
 
 @dataclass(slots=True)
@@ -123,7 +129,7 @@ class Opening:
         peer: Peer,
         translator: Translator,
         redact: Redactor,
-        recently_closed: RecentlyClosed,
+        recently_opened: RecentlyOpened,
         sleep: Callable[[float], Awaitable[None]],
     ) -> None:
         self._spec = spec
@@ -132,7 +138,7 @@ class Opening:
         self._peer = peer
         self._translator = translator
         self._redact = redact
-        self._recently_closed = recently_closed
+        self._recently_opened = recently_opened
         self._sleep = sleep
         self._capabilities: dict[str, Any] = {}
         self._auth_methods: list[dict[str, Any]] = []
@@ -145,6 +151,8 @@ class Opening:
         result = await self._resume() if self._spec.resume_session_id else None
         if result is None:
             result = await self._new()
+        if self.opened.agent_name in RELOAD_DESTROYS:
+            self._recently_opened.add(self._launcher.machine, self.opened.session_id)
         await self._configure(wire.as_dict(result))
         return self.opened
 
@@ -264,7 +272,7 @@ class Opening:
             self._translator.forget_replay()
             self._translator.opened(session_id)
             if self.opened.agent_name in RELOAD_DESTROYS:
-                await self._sleep(self._recently_closed.wait_seconds(self._launcher.machine, session_id))
+                await self._sleep(self._recently_opened.wait_seconds(self._launcher.machine, session_id))
             try:
                 result = await self._with_servers(method, {"cwd": self._spec.cwd, "sessionId": session_id})
             except RequestError as exc:
@@ -342,10 +350,11 @@ class Opening:
         policy = self._spec.policy
         if isinstance(wanted, str) and wanted:
             mode = wanted
-        elif policy not in _OUR_POLICIES:
+        elif policy not in OUR_POLICIES:
             mode = policy
         else:
-            found = next((name for name in _ASKING_MODES if name in available), None)
+            asking = _ASKING_MODES_OF.get(self.opened.agent_name, _ASKING_MODES)
+            found = next((name for name in asking if name in available), None)
             current = wire.as_str(option.get("currentValue")) if option is not None else settings.current_mode
             if found is None and current in _UNASKING_MODES and available != [current]:
                 self.opened.notices.append(Notice("coding.agent_mode_unasking", level="warning", params={"mode": current}))

@@ -5,6 +5,7 @@ Only agents that work today are listed, with the versions they were tried with. 
 
 from __future__ import annotations
 
+import json
 import shlex
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,21 @@ NPM_ENVIRONMENT: Final[Mapping[str, str]] = types.MappingProxyType(
 """Keeps npm and npx from talking on the agent's standard output."""
 
 
+ASKING_ENVIRONMENT: Final[Mapping[str, str]] = types.MappingProxyType(
+    {
+        "OPENCODE_PERMISSION": json.dumps(
+            {
+                **dict.fromkeys(("*", "bash", "edit", "webfetch", "websearch", "external_directory"), "ask"),
+                **dict.fromkeys(("glob", "grep", "list", "lsp", "skill", "task", "todoread", "todowrite"), "allow"),
+                "read": {"*": "allow", "*.env": "ask", "*.env.*": "ask", "*.env.example": "allow"},
+            }
+        )
+    }
+)
+"""Makes agents ask before they act that have no mode for it: OpenCode 1.18, which by itself never asks, lays this over its
+own configuration. Each agent reads only the variables of its own name, so they are set for every agent."""
+
+
 @dataclass(frozen=True, slots=True)
 class Preset:
     """One known agent. ``package`` is empty where no package can be fetched on the fly."""
@@ -40,7 +56,7 @@ class Preset:
 PRESETS: Final[Mapping[str, Preset]] = types.MappingProxyType(
     {
         "claude-code": Preset(("claude-agent-acp",), "@agentclientprotocol/claude-agent-acp@0.49.0", "claude auth login"),
-        "codex": Preset(("codex-acp",), "@agentclientprotocol/codex-acp@2.6.0", "codex login"),
+        "codex": Preset(("codex-acp",), "@zed-industries/codex-acp@0.16.0", "codex login"),
         "gemini": Preset(("gemini", "--acp"), "@google/gemini-cli@0.61.0", "gemini"),
         "opencode": Preset(("opencode", "acp"), "opencode-ai@1.18.33", "opencode auth login"),
         "qwen": Preset(("qwen", "--acp"), "@qwen-code/qwen-code@0.15.10", "qwen"),
@@ -53,6 +69,7 @@ _LOGIN_BY_AGENT: Final[Mapping[str, str]] = types.MappingProxyType(
     {
         "@agentclientprotocol/claude-agent-acp": "claude auth login",
         "codex-acp": "codex login",
+        "@agentclientprotocol/codex-acp": "codex login",
         "gemini-cli": "gemini",
         "qwen-code": "qwen",
         "opencode": "opencode auth login",

@@ -28,7 +28,7 @@ from agent import wire
 from agent.client_requests import ClientRequests
 from agent.events import EventBuffer
 from agent.failures import AUTH_REQUIRED, Redactor, agent_error, detail_of, readable
-from agent.opening import RELOAD_DESTROYS, Opened, Opening, RecentlyClosed
+from agent.opening import Opened, Opening, RecentlyOpened
 from agent.peer import Peer
 from agent.prompts import prompt_blocks
 from agent.terminals import Terminals
@@ -80,7 +80,7 @@ class AcpSession:
         launcher: Launcher,
         process: AgentProcess,
         redact: Redactor,
-        recently_closed: RecentlyClosed,
+        recently_opened: RecentlyOpened,
         sleep: Callable[[float], Awaitable[None]],
     ) -> None:
         """The process has been started for this session, which owns it from now on."""
@@ -88,7 +88,6 @@ class AcpSession:
         self._launcher = launcher
         self._process = process
         self._redact = redact
-        self._recently_closed = recently_closed
         self._events = EventBuffer()
         self._before_start: list[AgentEvent] | None = []
         self._translator = Translator()
@@ -108,7 +107,7 @@ class AcpSession:
             on_death=self._died,
             pause=self._pause,
         )
-        self._opening = Opening(spec, launcher, process, self._peer, self._translator, redact, recently_closed, sleep)
+        self._opening = Opening(spec, launcher, process, self._peer, self._translator, redact, recently_opened, sleep)
         self._opened = Opened()
         self._preamble = ""
         self._turn: _Turn | None = None
@@ -386,9 +385,7 @@ class AcpSession:
             await asyncio.wait({turn.task})
 
     def _leave_no_trace(self) -> None:
-        """Remove the files made for prompts, and remember an ending that forbids a quick reload."""
-        if self._opened.agent_name in RELOAD_DESTROYS and self.session_id:
-            self._recently_closed.add(self._launcher.machine, self.session_id)
+        """Remove the files made for prompts."""
         for parts in self._made_files:
             if self._files is not None:
                 self._files.remove(parts)

@@ -305,7 +305,10 @@ class Translator:
         _merge(tool, call)
         if tool_id:
             events += self._announce(tool)
-        return events, _approval(request_id, tool, item.get("options"))
+        request = _approval(request_id, tool, item.get("options"))
+        # The rest of the content is what the person is told when asked (Codex, Gemini), never what the tool says.
+        tool.content = [part for part in tool.content if wire.as_dict(part).get("type") == "diff"]
+        return events, request
 
 
 def _merge(tool: _Tool, update: dict[str, Any]) -> None:

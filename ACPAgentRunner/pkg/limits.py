@@ -295,10 +295,10 @@ ACP_CLOSE_SECONDS: Final = 2.0
 """Seconds for ``session/close`` before the process is ended anyway."""
 
 ACP_RELOAD_PAUSE: Final = 61.0
-"""Seconds between an agent's last write and a load for agents that destroy a session loaded within the same minute."""
+"""Seconds between two openings of a session for agents that destroy a session loaded within the minute of the last one."""
 
 ACP_RELOAD_MEMORY: Final = 1024
-"""Recently closed sessions whose time is remembered for that pause."""
+"""Recently opened sessions whose time is remembered for that pause."""
 
 ACP_LIST_PAGES: Final = 20
 """Pages of ``session/list`` read to prove that a session is gone."""

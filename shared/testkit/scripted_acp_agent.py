@@ -26,7 +26,7 @@ DEFAULTS: dict[str, Any] = {
     "capabilities": {},  # laid over the default agentCapabilities
     "without": [],  # of load, resume, close, list, http, image
     "auth_methods": [],
-    "auth": "",  # "required": new/load/resume answer -32000 until authenticate; "broken": authenticate fails too
+    "auth": "",  # "required": -32000 until authenticate; "broken": that fails; "useless": that changes nothing
     "initialize": "",  # "hang", "exit N", "error", "silent-exit"
     "new": {},  # laid over the answer to session/new
     "new_error": None,  # [code, message, data]
@@ -180,7 +180,7 @@ class Agent:
         if self.config["auth"] == "broken":
             self.fail(message, -32603, "Internal error", {"details": "no"})
             return
-        self.authenticated = True
+        self.authenticated = self.config["auth"] != "useless"
         self.answer(message, {})
 
     def refused(self, message: dict[str, Any], params: dict[str, Any], what: str) -> bool:
@@ -305,6 +305,9 @@ class Agent:
 
     def do_say(self, text: str) -> None:
         self.chunk(self.session, json.loads(text) if text.startswith('"') else text)
+
+    def do_environ(self, name: str) -> None:
+        self.chunk(self.session, os.environ.get(name, ""))
 
     def do_in(self, argument: str) -> None:
         message_id, _, text = argument.partition(" ")
