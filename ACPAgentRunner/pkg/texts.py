@@ -66,3 +66,8 @@ def guess_language(text: str) -> str:
     if any(char in "¿¡ñ" for char in lowered):
         return "es_ES"
     return DEFAULT_LANGUAGE
+
+
+for _language in LANGUAGES:
+    # Now, and not when the first error is told: by then no descriptor may be left to read a file with.
+    catalogue(_language)
