@@ -34,7 +34,7 @@ from demo_agent.sentences import (
 )
 from demo_chat.person import describe
 from demo_chat.screen import Screen
-from testkit import hostile_trees, sdk_worker
+from testkit import hostile_trees, model_fixture, real_agents, sdk_worker
 from tooling import ROOT
 
 DEMO = ROOT / "scripts" / "demo.py"
@@ -387,11 +387,11 @@ def test_a_wrong_command_line_is_told_at_once(tmp_path: Path) -> None:
 class Terminal:
     """The demo on a pseudo terminal of its own, as in a person's shell."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, **environment: str) -> None:
         self.pid, self.master = pty.fork()
         if self.pid == 0:
-            os.environ["TERM"] = "dumb"
-            os.execv(sys.executable, [sys.executable, str(DEMO), *arguments])
+            env = {**os.environ, "TERM": "dumb", **environment}
+            os.execve(sys.executable, [sys.executable, str(DEMO), *arguments], env)
         self.seen = ""
 
     def expect(self, text: str) -> str:
@@ -490,3 +490,38 @@ def test_a_killed_demo_leaves_no_process(tmp_path: Path) -> None:
     os.kill(terminal.pid, signal.SIGKILL)
     assert terminal.wait() == -signal.SIGKILL
     assert hostile_trees.gone(below, BOUND)
+
+
+@pytest.mark.demo
+@pytest.mark.real_agents
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("agent", "preset"), [("claude", "acp:claude-code"), ("codex", "acp:codex"), ("gemini", "acp:gemini")])
+async def test_a_real_agent_asks_the_person_at_the_terminal(
+    agent: str, preset: str, tmp_path: Path, agent_binaries: Path
+) -> None:
+    """Found on PATH, signed in by the shell's variables, it asks here before it runs a command and obeys the answer."""
+    workspace = tmp_path / "work"
+    workspace.mkdir()
+    async with model_fixture.model_fixture() as fixture:
+        environment = real_agents.AGENTS[agent].environment(tmp_path / "home", fixture.url)
+        environment["PATH"] = f"{agent_binaries}{os.pathsep}{os.environ['PATH']}"
+
+        def talk() -> int:
+            terminal = Terminal("--workspace", str(workspace), "--policy", "ask", "--agent", preset, **environment)
+            terminal.expect("you> ")
+            terminal.type("Write. [[ run touch made ]]\n")
+            assert "touch made" in terminal.expect("Allow it?")
+            assert not (workspace / "made").exists()
+            terminal.type("y\n")
+            terminal.expect("done:")
+            terminal.expect("you> ")
+            terminal.type("Again. [[ run touch denied ]]\n")
+            terminal.expect("Allow it?")
+            terminal.type("n\n")
+            terminal.expect("you> ")
+            terminal.type("\x04")
+            return terminal.wait()
+
+        assert await asyncio.to_thread(talk) == 0
+    assert (workspace / "made").exists()
+    assert not (workspace / "denied").exists()
