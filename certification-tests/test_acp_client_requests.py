@@ -260,6 +260,7 @@ async def test_a_permission_covers_exactly_the_write_that_was_shown_once(root: P
         events = await acp.turn(session, asking, write("other"), write("shown"), write("shown again"), choose=allowing)
         assert len(acp.of(events, ApprovalRequested)) == 3
         assert (root / "n.txt").read_text() == "shown"
+        await acp.turn(session, asking, choose=allowing)
         events = await acp.turn(session, write("shown later"), choose=allowing)
         assert len(acp.of(events, ApprovalRequested)) == 1
         assert (root / "n.txt").read_text() == "shown"

@@ -211,6 +211,20 @@ async def test_an_answer_right_before_a_crash_is_an_answer(tmp_path: Path) -> No
 
 
 @pytest.mark.asyncio
+async def test_output_held_back_by_its_consumer_outlives_its_agent(tmp_path: Path) -> None:
+    """Our rule: a reader that pauses for its consumer is not taken for a silent agent; all of it is delivered."""
+    async with acp.opened(tmp_path) as session:
+        await session.prompt(Prompt("many_in 5300\nexit_after"))
+        pid = session._process.pid
+        await acp.poll(lambda: session._events.full and not hostile_trees.start_time(pid))
+        await asyncio.sleep(limits.ACP_EXIT_DRAIN * 1.5)
+        events = await acp.until(session, TurnEnded)
+        assert acp.text(events) == "0123456789" * 5300
+        assert acp.ended(events) == TurnEnded("end_turn")
+        assert await acp.rest(session) == []
+
+
+@pytest.mark.asyncio
 async def test_an_agent_that_closes_its_output_and_stays_is_ended(tmp_path: Path) -> None:
     """Our rule: half an exit is an exit; the rest of the tree is ended at once."""
     async with acp.opened(tmp_path) as session:
@@ -323,6 +337,8 @@ async def test_nothing_of_the_opener_is_kept_in_the_sessions_tasks(tmp_path: Pat
         await session.prompt(Prompt("say a\nhang"))
         return session, weakref.ref(tenant)
 
+    # A live timer before all others keeps cancelled ones, and their contexts, from being cleared away by chance.
+    earlier = asyncio.get_running_loop().call_later(acp.BOUND / 2, str)
     session, tenant = await asyncio.create_task(run(), context=contextvars.copy_context())
     try:
         await asyncio.sleep(0)  # the loop's own handle of the ended task
@@ -331,5 +347,6 @@ async def test_nothing_of_the_opener_is_kept_in_the_sessions_tasks(tmp_path: Pat
         await session.interrupt()
         await acp.until(session, TurnEnded)
     finally:
+        earlier.cancel()
         await session.close()
     assert asyncio.all_tasks() <= before

@@ -356,6 +356,11 @@ class Agent:
         if lines:
             self.raw("\n".join(lines) + "\n")
 
+    def do_many_in(self, count: str) -> None:
+        """Chunks of ten characters, each a message of its own."""
+        for number in range(int(count)):
+            self.chunk(self.session, "0123456789", messageId=f"m{number}")
+
     def do_blocks(self, argument: str) -> None:
         self.chunk(self.session, json.dumps(self.blocks))
 
