@@ -144,6 +144,26 @@ async def test_unknown_methods_and_odd_parameters_get_an_error(tmp_path: Path) -
         assert json.loads(acp.text(events)) == CANCELLED
 
 
+@pytest.mark.asyncio
+async def test_open_requests_are_bounded_and_all_of_them_answered(tmp_path: Path) -> None:
+    """Our rule: one more than ``ACP_OPEN_REQUESTS`` is refused at once; cancelling answers the others."""
+    extra = 5
+    params = permission(title="rm x").removeprefix("perm ")
+    log = tmp_path / "log"
+    async with acp.opened(tmp_path, {"log": str(log)}) as session:
+        await session.prompt(Prompt(f"deaf\nspam {limits.ACP_OPEN_REQUESTS + extra} {params}"))
+        asked: list[Any] = []
+        while len(asked) < limits.ACP_OPEN_REQUESTS:
+            asked += acp.of(await acp.until(session, ApprovalRequested), ApprovalRequested)
+        assert len({item.request_id for item in asked}) == limits.ACP_OPEN_REQUESTS
+        await acp.poll(lambda: log.read_text().count('"Too many open requests"') == extra)
+        await session.interrupt()
+        events = await acp.until(session, TurnEnded)
+        assert acp.of(events, ApprovalRequested) == []
+        assert acp.text(events) == f"failed={extra} answered={limits.ACP_OPEN_REQUESTS}"
+        assert session.alive
+
+
 # ------------------------------------------------------------------ files
 
 

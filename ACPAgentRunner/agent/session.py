@@ -303,7 +303,8 @@ class AcpSession:
 
     def _emit(self, event: AgentEvent) -> None:
         if self._before_start is not None:
-            self._before_start.append(event)
+            if len(self._before_start) < limits.ACP_EARLY_UPDATES:
+                self._before_start.append(event)
         else:
             self._events.put(event)
 

@@ -376,6 +376,16 @@ class Agent:
         result = self.ask(method, {"sessionId": self.session, **json.loads(params or "{}")})
         self.chunk(self.session, json.dumps(result))
 
+    def do_spam(self, argument: str) -> None:
+        """COUNT permission requests at once, then tell how many got an error and how many were cancelled."""
+        count, _, params = argument.partition(" ")
+        whole = {"sessionId": self.session, **json.loads(params)}
+        for number in range(int(count)):
+            self.send({"id": f"spam-{number}", "method": "session/request_permission", "params": whole})
+        replies = [self.reply(f"spam-{number}") for number in range(int(count))]
+        failed = sum("failed" in reply for reply in replies)
+        self.chunk(self.session, f"failed={failed} answered={len(replies) - failed}")
+
     def do_take_back(self, argument: str) -> None:
         """Send a request, then $/cancel_request for it, then tell its answer."""
         method, _, params = argument.partition(" ")
