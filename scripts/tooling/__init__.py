@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+
+if sys.platform == "win32":
+    sys.exit("The scripts of this repository run on Linux and macOS. On Windows, use WSL.")
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 """The repository."""

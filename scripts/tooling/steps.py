@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tooling import SetupError
@@ -40,13 +40,12 @@ def exclusive(path: Path, what: str) -> Iterator[None]:
         yield
 
 
-def run(command: Sequence[str | Path], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
+def run(command: Sequence[str | Path], *, cwd: Path | None = None) -> str:
     """Run a command to its end and return what it printed; raises :class:`SetupError` with its last lines when it fails."""
     try:
         done = subprocess.run(
             [str(part) for part in command],
             cwd=cwd,
-            env={**os.environ, **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
