@@ -168,7 +168,7 @@ class Chat:
 
     async def _consume(self, text: str) -> None:
         stream = self._worker.stream(text, uid="demo", run_id=f"demo-{self._count}", config=self._form, resources={})
-        async with contextlib.aclosing(stream) as results:  # type: ignore[type-var]
+        async with contextlib.aclosing(stream) as results:
             async for result in results:
                 self._screen.result(result.model_dump(mode="json"))
 
