@@ -1,7 +1,10 @@
 """The buffer between an agent's reader and the session's one consumer: bounded, in order, never losing an event.
 
-Its size is an estimate of the events' text. A full buffer makes the reader wait, except while a turn is being cancelled or the
-session closed: then what the agent must still be heard for comes through, and text over the bound is dropped and counted.
+Its size is an estimate of the events' text. Pieces of text that wait behind each other are joined: an agent may write tens of
+thousands of them per second, and whoever reads does the same work for each event, however short.
+
+A full buffer makes the reader wait, except while a turn is being cancelled or the session closed: then what the agent must
+still be heard for comes through, and text over the bound is dropped and counted.
 """
 
 from __future__ import annotations
@@ -14,6 +17,41 @@ from pkg import limits
 from pkg.agent_api import AgentEvent, Notice, TextDelta, ThoughtDelta, TurnEnded
 
 _EVENT_OVERHEAD = 200
+_PIECES = 256
+"""Pieces held apart before they become one text, so that short ones cost no more memory than they say."""
+
+_Text = TextDelta | ThoughtDelta
+
+
+class _Entry:
+    """One waiting event; ``more`` are the texts joined to its own."""
+
+    __slots__ = ("event", "more", "size")
+
+    def __init__(self, event: AgentEvent, size: int) -> None:
+        self.event = event
+        self.size = size
+        self.more: list[str] = []
+
+    def takes(self, event: _Text) -> bool:
+        """Whether ``event`` continues this one's text."""
+        mine = self.event
+        if type(mine) is not type(event) or self.size + len(event.text) > limits.EVENT_JOINED_CHARS:
+            return False
+        return getattr(mine, "message_id", "") == getattr(event, "message_id", "")
+
+    def join(self, text: str) -> None:
+        """Take the text of an event that continues this one's."""
+        self.more.append(text)
+        self.size += len(text)
+        if len(self.more) == _PIECES:
+            self.more = ["".join(self.more)]
+
+    def whole(self) -> AgentEvent:
+        """The event with all of its text."""
+        if not self.more or not isinstance(self.event, _Text):
+            return self.event
+        return dataclasses.replace(self.event, text="".join([self.event.text, *self.more]))
 
 
 def weight(value: object) -> int:
@@ -34,7 +72,7 @@ class EventBuffer:
 
     def __init__(self, limit: int = limits.EVENT_BUFFER_BYTES) -> None:
         self._limit = limit
-        self._events: deque[tuple[AgentEvent, int]] = deque()
+        self._events: deque[_Entry] = deque()
         self._size = 0
         self._dropped = 0
         self._lifted = False
@@ -50,19 +88,32 @@ class EventBuffer:
 
     def put(self, event: AgentEvent) -> None:
         """Add an event; never waits."""
-        size = len(event.text) + _EVENT_OVERHEAD if isinstance(event, TextDelta | ThoughtDelta) else weight(event)
-        if self._lifted and self._size >= self._limit and isinstance(event, TextDelta | ThoughtDelta):
-            self._dropped += 1
+        if isinstance(event, _Text):
+            self._put_text(event)
             return
         if self._dropped and isinstance(event, TurnEnded):
             self._append(Notice("coding.events_dropped", params={"count": str(self._dropped)}), _EVENT_OVERHEAD)
             self._dropped = 0
-        self._append(event, size)
+        self._append(event, weight(event))
+
+    def _put_text(self, event: _Text) -> None:
+        if self._lifted and self._size >= self._limit:
+            self._dropped += 1
+            return
+        last = self._events[-1] if self._events else None
+        if last is None or not last.takes(event):
+            self._append(event, len(event.text) + _EVENT_OVERHEAD)
+            return
+        last.join(event.text)
+        self._grow(len(event.text))
 
     def _append(self, event: AgentEvent, size: int) -> None:
-        self._events.append((event, size))
-        self._size += size
+        self._events.append(_Entry(event, size))
+        self._grow(size)
         self._filled.set()
+
+    def _grow(self, size: int) -> None:
+        self._size += size
         if self.full:
             self._room.clear()
 
@@ -85,23 +136,23 @@ class EventBuffer:
                 return None
             self._filled.clear()
             await self._filled.wait()
-        event, size = self._events.popleft()
-        self._size -= size
+        entry = self._events.popleft()
+        self._size -= entry.size
         if not self.full:
             self._room.set()
-        return event
+        return entry.whole()
 
     def take_late_text(self) -> str:
         """Remove the unread answer text that came after the last turn's end and return it, joined."""
-        kept: list[tuple[AgentEvent, int]] = []
+        kept: list[_Entry] = []
         late: list[str] = []
-        while self._events and not isinstance(self._events[-1][0], TurnEnded):
-            event, size = self._events.pop()
-            if isinstance(event, TextDelta):
+        while self._events and not isinstance(self._events[-1].event, TurnEnded):
+            entry = self._events.pop()
+            if isinstance(event := entry.whole(), TextDelta):
                 late.append(event.text)
-                self._size -= size
+                self._size -= entry.size
             else:
-                kept.append((event, size))
+                kept.append(entry)
         self._events.extend(reversed(kept))
         if not self.full:
             self._room.set()

@@ -112,7 +112,10 @@ class SessionStarted:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """A new piece of the answer (not cumulative). A changed ``message_id`` starts a new message of the same turn."""
+    """A new piece of the answer (not cumulative). A changed ``message_id`` starts a new message of the same turn.
+
+    Where the consumer is behind, pieces of one message that follow each other may come as one.
+    """
 
     text: str
     message_id: str = ""
