@@ -208,6 +208,25 @@ def test_an_id_used_again_gets_a_suffix() -> None:
     assert [event.tool_call_id for event in second if isinstance(event, ToolStarted)] == ["t#2"]
 
 
+def test_a_call_that_ends_after_its_turn_does_not_appear_again() -> None:
+    """Known agent's habit: Codex lets a slow command go on after its turn and tells its end in the next one."""
+    translator = running()
+    feed(translator, update("tool_call", toolCallId="t", title="A", status="in_progress"))
+    translator.end_turn(failed=False)
+    translator.begin_turn()
+    assert feed(translator, update("tool_call_update", toolCallId="t", status="completed")) == []
+
+
+def test_the_number_of_remembered_calls_is_bounded() -> None:
+    """Our rule: beyond ``ACP_TOOL_CALLS`` the oldest are forgotten, and what is open of them is ended for people."""
+    translator = running()
+    calls = [update("tool_call", toolCallId=str(n), title="A", status="in_progress") for n in range(limits.ACP_TOOL_CALLS + 2)]
+    events = feed(translator, *calls)
+    assert [event.tool_call_id for event in events if isinstance(event, ToolFinished)] == ["0", "1"]
+    rest = translator.end_turn(failed=False).events
+    assert len([event for event in rest if isinstance(event, ToolFinished)]) == limits.ACP_TOOL_CALLS
+
+
 def test_terminals_nobody_opened_here_are_tolerated() -> None:
     """Known agent's habit: codex-acp names terminals of its own; the output then comes from the raw output."""
     events = feed(

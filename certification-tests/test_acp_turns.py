@@ -191,7 +191,7 @@ async def test_a_cancelled_turn_is_cancelled_whatever_the_agent_answers(tmp_path
 async def test_an_agent_that_ignores_cancel_is_ended_with_its_tree(tmp_path: Path) -> None:
     """Our rule: after ``CANCEL_GRACE`` the process is ended; ``cancelled`` is told when nothing of it is left."""
     async with acp.opened(tmp_path) as session:
-        await session.prompt(Prompt("child\nsleep_forever"))
+        await session.prompt(Prompt("deaf\nchild\nsleep_forever"))
         seen = await acp.until(session, TextDelta)
         processes = pids(acp.text(seen))
         assert all(processes.values())

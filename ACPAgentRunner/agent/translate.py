@@ -111,7 +111,6 @@ class Translator:
         self.cancelling = self._muted = self._said = False
         self._at_start = True
         self._message_id = ""
-        self._tools = {key: tool for key, tool in self._tools.items() if tool.announced and not tool.finished}
 
     def cancel(self) -> list[AgentEvent]:
         """The turn is being cancelled: its open tool calls end here, whatever the agent still says about them."""
@@ -257,8 +256,9 @@ class Translator:
             tool = self._new_tool(tool_id)
         _merge(tool, update)
         status = update.get("status")
+        shed = self._shed()
         bare = status in (None, "pending") and not (tool.raw_input or tool.content or tool.locations)
-        events = self._release()
+        events = [*self._release(), *shed]
         if kind == "tool_call_update" or not bare:
             events += self._announce(tool)
         if status == "completed":
@@ -271,6 +271,15 @@ class Translator:
         uses = self._used_ids[tool_id] = self._used_ids.get(tool_id, 0) + 1
         tool = self._tools[tool_id] = _Tool(tool_id if uses == 1 else f"{tool_id}#{uses}")
         return tool
+
+    def _shed(self) -> list[AgentEvent]:
+        """Forget the oldest calls beyond the bound; what is open of them ends as cancelled."""
+        events: list[AgentEvent] = []
+        while len(self._tools) > limits.ACP_TOOL_CALLS:
+            tool = self._tools.pop(next(iter(self._tools)))
+            if not tool.finished:
+                events += self._finish(tool, "cancelled")
+        return events
 
     def _announce(self, tool: _Tool) -> list[AgentEvent]:
         if tool.announced:
@@ -304,7 +313,7 @@ class Translator:
             tool = self._new_tool(tool_id)
         _merge(tool, call)
         if tool_id:
-            events += self._announce(tool)
+            events += [*self._shed(), *self._announce(tool)]
         request = _approval(request_id, tool, item.get("options"))
         # The rest of the content is what the person is told when asked (Codex, Gemini), never what the tool says.
         tool.content = [part for part in tool.content if wire.as_dict(part).get("type") == "diff"]

@@ -318,6 +318,9 @@ ACP_TOOL_INPUT_BYTES: Final = 16 * 1024
 ACP_TOOL_OUTPUT_CHARS: Final = 64 * 1024
 """Characters of a tool call's output in an event."""
 
+ACP_TOOL_CALLS: Final = 1000
+"""Tool calls of one session that are remembered, so that late updates of ended ones are known; long turns have hundreds."""
+
 ACP_DIFF_CHARS: Final = 256 * 1024
 """Characters of one side of a diff in an event."""
 
