@@ -349,8 +349,18 @@ def received(log: Path, method: str) -> list[dict[str, Any]]:
     """The parameters of every message of one method that the agent got, oldest first."""
     if not log.exists():
         return []
-    messages = [json.loads(line) for line in log.read_text().splitlines()]
+    whole_lines = log.read_text().rpartition("\n")[0]
+    messages = [json.loads(line) for line in whole_lines.splitlines()]
     return [each.get("params") or {} for each in messages if each.get("method") == method]
+
+
+async def told(place: Place, bot: str, chat: int, script: str, answer: str) -> None:
+    """Write to a Telegram bot and wait until its last message is exactly ``answer`` and nothing follows."""
+    fake = place.telegram
+    fake.say(bot, script, user=chat)
+    stands = await asyncio.to_thread(fake.until, lambda: [each.text for each in fake.chat(bot, chat)][-1:] == [answer], 90)
+    assert stands, fake.chat(bot, chat)
+    await asyncio.to_thread(fake.quiet, bot, 2.0, 60)
 
 
 @pytest.mark.asyncio
@@ -360,10 +370,8 @@ async def test_the_next_message_continues_the_stored_session(place: Place) -> No
     state.mkdir()
     pipeline = place.host.pipeline(place.runner, place.form({"log": str(log), "state": str(state)}, **{"keep-warm": 0}))
     bot, chat, fake = place.host.telegram_bot(pipeline=pipeline), next(CHATS), place.telegram
-    for count, text in enumerate(("one", "two"), start=1):
-        fake.say(bot, f"say {text}", user=chat)
-        assert await asyncio.to_thread(fake.until, lambda n=count: len(fake.chat(bot, chat)) == n, 90)  # type: ignore[misc]
-        await asyncio.to_thread(fake.quiet, bot, 2.0, 60)
+    for text in ("one", "two"):
+        await told(place, bot, chat, f"say {text}", text)
     assert [each.text for each in fake.chat(bot, chat)] == ["one", "two"]
     (resumed,) = received(log, "session/resume")
     assert resumed["sessionId"] == received(log, "session/prompt")[0]["sessionId"]
@@ -377,13 +385,11 @@ async def test_one_bots_session_is_not_anothers(place: Place) -> None:
     log, state = place.file(), place.file()
     state.mkdir()
     agent = {"log": str(log), "state": str(state)}
-    fake, chat = place.telegram, next(CHATS)
+    chat = next(CHATS)
     for text in ("one", "two"):
         pipeline = place.host.pipeline(place.runner, place.form(agent))
         bot = place.host.telegram_bot(pipeline=pipeline)
-        fake.say(bot, f"say {text}", user=chat)
-        assert await asyncio.to_thread(fake.until, lambda b=bot: len(fake.chat(b, chat)) == 1, 90)  # type: ignore[misc]
-        await asyncio.to_thread(fake.quiet, bot, 2.0, 60)
+        await told(place, bot, chat, f"say {text}", text)
     assert len(received(log, "session/new")) == 2
     assert received(log, "session/resume") == received(log, "session/load") == []
 

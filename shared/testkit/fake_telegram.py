@@ -12,6 +12,7 @@ import asyncio
 import collections
 import itertools
 import json
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -53,17 +54,29 @@ class Call:
     method: str
     fields: dict[str, str]
     problem: str = ""
+    at: float = field(default_factory=time.monotonic)
 
 
 class Refusal(Exception):
     """What the service answers instead of doing it."""
 
+    def __init__(self, description: str, status: int = 400) -> None:
+        """``description`` is the service's text."""
+        self.status = status
+        super().__init__(description)
+
 
 class FakeTelegram:
     """Bots by token, chats by id. Use as a context manager."""
 
-    def __init__(self) -> None:
-        """Nothing listens before ``with``."""
+    def __init__(self, *, burst: int = 0, per_second: float = 1.0) -> None:
+        """Nothing listens before ``with``.
+
+        With a ``burst`` a chat takes that many messages and edits at once and ``per_second`` afterwards; more are answered 429,
+        as the service does (its own numbers are not public: about one message per second and chat, 20 per minute in a group).
+        """
+        self._burst, self._per_second = burst, per_second
+        self._room: dict[str, tuple[float, float]] = {}
         self.calls: list[Call] = []
         self._chats: dict[tuple[str, int], list[Message]] = collections.defaultdict(list)
         self._updates: dict[str, asyncio.Queue[dict[str, Any]]] = {}
@@ -196,7 +209,10 @@ class FakeTelegram:
                 result = self._do(bot, method, fields, files)
         except Refusal as exc:
             self._note(Call(bot, method, fields, str(exc)))
-            return web.json_response({"ok": False, "error_code": 400, "description": str(exc)}, status=400)
+            refused = {"ok": False, "error_code": exc.status, "description": str(exc)}
+            if exc.status == 429:
+                refused["parameters"] = {"retry_after": math.ceil(1 / self._per_second)}
+            return web.json_response(refused, status=exc.status)
         self._note(Call(bot, method, fields))
         return _result(result)
 
@@ -233,6 +249,8 @@ class FakeTelegram:
         messages = self._chats[bot, chat]
         if method == "sendChatAction":
             return True
+        if self._burst:
+            self._spend(f"{bot} {chat}")
         if method.startswith("send"):
             message = Message(next(self._ids))
             if method == "sendMessage":
@@ -260,6 +278,15 @@ class FakeTelegram:
                 message.texts.append(text)
         shown = {"message_id": message.message_id, "date": int(time.time()), "chat": self._chat(chat), "from": me}
         return {**shown, "text": message.text}
+
+    def _spend(self, chat: str) -> None:
+        now = time.monotonic()
+        left, since = self._room.get(chat, (float(self._burst), now))
+        left = min(float(self._burst), left + (now - since) * self._per_second)
+        if left < 1:
+            self._room[chat] = (left, now)
+            raise Refusal("Too Many Requests: retry later", 429)
+        self._room[chat] = (left - 1, now)
 
 
 def _text(fields: dict[str, str], too_long: str) -> str:
