@@ -213,6 +213,7 @@ async def test_without_keep_warm_the_session_is_closed_and_resumed_by_its_stored
         assert [session.spec.resume_session_id for session in h.driver.sessions] == ["", "scripted-1"]
         assert list(h.host.state.values()) == [{"value": "scripted-1"}]
         assert all(key.startswith("lb_") for key in h.host.state)
+        assert [action for action, _ in h.host.calls].count("state_set") == 1
 
 
 @pytest.mark.asyncio
@@ -704,6 +705,19 @@ async def test_a_running_tool_is_not_silence(tmp_path: Path) -> None:
 
     async with harness(tmp_path, ScriptedDriver(script), idle_timeout=0.3) as h:
         assert (await h.run("one")).shown == ["made"]
+
+
+@pytest.mark.asyncio
+async def test_after_an_approval_silence_counts_again(tmp_path: Path) -> None:
+    """Our rule: an answered approval is not pending any more."""
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        await session.ask(ApprovalRequested("a", "Do a", "edit", CHOICES))
+        await asyncio.Event().wait()
+        return None
+
+    async with harness(tmp_path, ScriptedDriver(script), idle_timeout=0.3) as h:
+        assert "coding.idle_limit" in (await h.run("one", deadline=60.0)).log
 
 
 # ------------------------------------------------------------------ the end of a run
