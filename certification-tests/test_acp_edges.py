@@ -43,7 +43,7 @@ def pids(text: str) -> dict[int, str]:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("size", [64 * KIB - 1, 64 * KIB, 64 * KIB + 1, MIB - 1, MIB, MIB + 1, 8 * MIB, 40 * MIB])
 async def test_a_line_of_any_size_under_the_limit_is_delivered_whole(tmp_path: Path, size: int) -> None:
-    """Field rule: 64 KiB (asyncio's own limit) and everything up to ``AGENT_LINE_BYTES`` arrives, and the next turn works."""
+    """Our rule: 64 KiB (asyncio's own limit) and everything up to ``AGENT_LINE_BYTES`` arrives, and the next turn works."""
     async with acp.opened(tmp_path) as session:
         text = acp.text(await acp.turn(session, f"huge {size}", "say end"))
         assert text.endswith("xend")
@@ -107,7 +107,7 @@ async def test_a_large_prompt_arrives_whole(tmp_path: Path) -> None:
     ],
 )
 async def test_noise_of_any_kind_changes_nothing(tmp_path: Path, noise: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Facts: each of these kills or floods the library's own reader; here the text around it arrives and nothing is logged."""
+    """Measured: each of these kills or floods the library's own reader; here the text around it arrives and nothing is logged."""
     with caplog.at_level(logging.INFO):
         async with acp.opened(tmp_path, {"banner": ["> agent@1.0 start", ""]}) as session:
             events = await acp.turn(session, "say a", noise, "say b")
@@ -118,7 +118,7 @@ async def test_noise_of_any_kind_changes_nothing(tmp_path: Path, noise: str, cap
 
 @pytest.mark.asyncio
 async def test_batches_crlf_marks_and_split_characters_are_read(tmp_path: Path) -> None:
-    """Field rule: the same text out, whatever the bytes around it and wherever they are cut."""
+    """Our rule: the same text out, whatever the bytes around it and wherever they are cut."""
     async with acp.opened(tmp_path) as session:
         one = '{"method":"session/update","params":{"sessionId":"s-1","update":{"sessionUpdate":"agent_message_chunk",'
         one += '"content":{"type":"text","text":"%s"}}}}'
@@ -141,7 +141,7 @@ async def test_batches_crlf_marks_and_split_characters_are_read(tmp_path: Path) 
 
 @pytest.mark.asyncio
 async def test_a_flood_on_stderr_blocks_nobody(tmp_path: Path) -> None:
-    """Facts: 1 MB on an undrained stderr deadlocks the library's own process helper."""
+    """Measured: 1 MB on an undrained stderr deadlocks the library's own process helper."""
     async with acp.opened(tmp_path) as session:
         assert acp.text(await acp.turn(session, f"stderr {8 * MIB}", "say done")) == "done"
 
@@ -242,7 +242,7 @@ async def test_an_agent_that_closes_its_output_and_stays_is_ended(tmp_path: Path
 
 @pytest.mark.asyncio
 async def test_a_dead_leader_whose_child_holds_the_output_is_noticed(tmp_path: Path) -> None:
-    """Facts: after SIGKILL of only the leader a surviving child can hold stdout, so that the prompt never fails by itself."""
+    """Measured: after SIGKILL of only the leader a surviving child can hold stdout, so that the prompt never fails by itself."""
     async with acp.opened(tmp_path) as session:
         go = tmp_path / "go"
         await session.prompt(Prompt(f"hold\nuntil {go}\nkill"))
@@ -281,7 +281,7 @@ async def test_a_crash_between_turns_ends_the_stream(tmp_path: Path) -> None:
 async def test_an_agent_that_cannot_open_says_why_and_leaves_nothing(
     tmp_path: Path, config: dict[str, object], code: str, words: str
 ) -> None:
-    """Issue rule: each ends in one typed error with the agent's last words (the suite looks for children)."""
+    """Our rule: each ends in one typed error with the agent's last words (the suite looks for children)."""
     hanging = config.get("initialize") == "hang"
     with pytest.raises(CodingError) as caught:
         async with acp.opened(tmp_path, config, initialize_timeout=0.5 if hanging else acp.BOUND):
@@ -301,7 +301,7 @@ async def test_a_missing_command_is_the_launchers_error(tmp_path: Path) -> None:
 
 @pytest.mark.asyncio
 async def test_an_agent_that_stopped_reading_does_not_hold_close(tmp_path: Path) -> None:
-    """Facts: with a stalled stdin and a 4 MB prompt the library's own exit hangs for ever, even under a timeout."""
+    """Measured: with a stalled stdin and a 4 MB prompt the library's own exit hangs for ever, even under a timeout."""
     async with acp.opened(tmp_path) as session:
         processes = pids(acp.text(await acp.turn(session, "child", "stall")))
         sending = asyncio.create_task(session.prompt(Prompt("x" * 4 * MIB)))

@@ -120,7 +120,7 @@ BROWSER = {"id": "browser", "name": "Log in with a browser"}
     ids=["env_var", "gemini", "qwen"],
 )
 async def test_a_key_in_the_environment_signs_in_once(tmp_path: Path, method: dict[str, Any], env: dict[str, str]) -> None:
-    """Field rule: -32000 is answered with a sign-in that needs nothing but variables that are there, then tried once more."""
+    """Our rule: -32000 is answered with a sign-in that needs nothing but variables that are there, then tried once more."""
     log = tmp_path / "log"
     config = {"auth": "required", "auth_methods": [BROWSER, method], "log": str(log)}
     async with acp.opened(tmp_path, config, env=env) as session:
@@ -133,7 +133,7 @@ async def test_a_key_in_the_environment_signs_in_once(tmp_path: Path, method: di
 @pytest.mark.asyncio
 @pytest.mark.parametrize("auth", ["required", "broken", "useless"])
 async def test_without_a_key_people_are_told_what_to_run_and_no_browser_opens(tmp_path: Path, auth: str) -> None:
-    """Field rule: never a browser login from a headless host; say the command and the machine instead."""
+    """Our rule: never a browser login from a headless host; say the command and the machine instead."""
     log = tmp_path / "log"
     config = {"auth": auth, "auth_methods": [BROWSER, KEY], "log": str(log), "name": "opencode"}
     env = {} if auth == "required" else {"AGENT_KEY": "canary-key"}
