@@ -107,7 +107,7 @@ async def test_a_large_prompt_arrives_whole(tmp_path: Path) -> None:
     ],
 )
 async def test_noise_of_any_kind_changes_nothing(tmp_path: Path, noise: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Measured: each of these kills or floods the library's own reader; here the text around it arrives and nothing is logged."""
+    """Measured: each kills or floods the library's own reader; here the text around it arrives, nothing is logged."""
     with caplog.at_level(logging.INFO):
         async with acp.opened(tmp_path, {"banner": ["> agent@1.0 start", ""]}) as session:
             events = await acp.turn(session, "say a", noise, "say b")
@@ -242,7 +242,7 @@ async def test_an_agent_that_closes_its_output_and_stays_is_ended(tmp_path: Path
 
 @pytest.mark.asyncio
 async def test_a_dead_leader_whose_child_holds_the_output_is_noticed(tmp_path: Path) -> None:
-    """Measured: after SIGKILL of only the leader a surviving child can hold stdout, so that the prompt never fails by itself."""
+    """Measured: after SIGKILL of only the leader a surviving child can hold stdout, so the prompt never fails by itself."""
     async with acp.opened(tmp_path) as session:
         go = tmp_path / "go"
         await session.prompt(Prompt(f"hold\nuntil {go}\nkill"))
