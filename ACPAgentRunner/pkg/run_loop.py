@@ -144,6 +144,7 @@ class _Run:
         self._store: SessionStore | None = None
         self._side: set[asyncio.Task[Any]] = set()
         self._saves: set[asyncio.Task[None]] = set()
+        self._saving = ""
         self._release: asyncio.Task[None] | None = None
         # Messages: at the host, on their way into the turn, waiting for their own turn.
         self._pulling: asyncio.Task[list[SteeringInputItem]] | None = None
@@ -406,8 +407,10 @@ class _Run:
         return dataclasses.replace(place, workspace=path, inside=inside_of(launcher, path))
 
     def _save(self, session_id: str) -> None:
-        if self._store is not None and self._held is not None and self._held.live.stored_id != session_id:
-            self._saves.add(self._spawn(stored(self._store, self._held.live, session_id)))
+        if self._store is None or self._held is None or session_id in (self._held.live.stored_id, self._saving):
+            return
+        self._saving = session_id
+        self._saves.add(self._spawn(stored(self._store, self._held.live, session_id)))
 
     async def _lock(self, installation: Installation, name: str) -> None:
         self._acquiring = asyncio.ensure_future(installation.locks.acquire(name))
