@@ -183,7 +183,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_reading_stays_inside_the_real_root(root: Path) -> None:
-    """Issue rule: links are resolved and must end inside; only regular UTF-8 text of bounded size is read."""
+    """Our rule: links are resolved and must end inside; only regular UTF-8 text of bounded size is read."""
     files = WorkspaceFiles(str(root))
     assert files.read_text(str(root / "a.txt")) == "one\ntwo\nthree\n"
     assert files.read_text(str(root / "inner")) == "one\ntwo\nthree\n"
@@ -200,7 +200,7 @@ def test_reading_stays_inside_the_real_root(root: Path) -> None:
 
 
 def test_writing_follows_no_link_at_all(root: Path) -> None:
-    """Issue rule: a link at any component refuses a write; an existing file keeps its mode; directories are made."""
+    """Our rule: a link at any component refuses a write; an existing file keeps its mode; directories are made."""
     files = WorkspaceFiles(str(root))
     (root / "a.txt").chmod(0o755)
     files.write_text(str(root / "a.txt"), "new é")
@@ -244,7 +244,7 @@ def test_a_root_that_is_a_link_works_under_both_names(root: Path, tmp_path: Path
 
 @pytest.mark.asyncio
 async def test_a_write_is_shown_and_done_only_when_allowed(root: Path) -> None:
-    """Issue rule: a write through the client goes through the approval policy, with its diff."""
+    """Our rule: a write through the client goes through the approval policy, with its diff."""
     async with acp.opened(root) as session:
         line = "request fs/write_text_file " + json.dumps({"path": str(root / "a.txt"), "content": "new"})
         events = await acp.turn(session, line, choose="reject_once")
@@ -263,6 +263,29 @@ async def test_a_write_is_shown_and_done_only_when_allowed(root: Path) -> None:
         answer = acp.text(await acp.turn(session, outside))
         assert "outside the workspace" in answer
         assert "secret" not in answer
+
+
+@pytest.mark.asyncio
+async def test_a_file_that_is_not_there_is_told_in_the_protocols_own_words(root: Path) -> None:
+    """Protocol v1: -32002, "Resource not found"; clients and agents go by the words as well as by the code."""
+    async with acp.opened(root) as session:
+        for path in (root / "none.txt", root / "none" / "a.txt"):
+            answer = acp.text(await acp.turn(session, "request fs/read_text_file " + json.dumps({"path": str(path)})))
+            failed = json.loads(answer)["failed"]
+            assert failed["code"] == -32002
+            assert failed["message"].startswith("Resource not found")
+
+
+@pytest.mark.asyncio
+async def test_an_agent_that_cannot_tell_a_new_file_from_a_failure_reads_it_as_empty(root: Path) -> None:
+    """Known agent's defect: Gemini CLI 0.61 reads before it writes and makes no file when that reading fails."""
+    async with acp.opened(root, {"name": "gemini-cli"}) as session:
+        answer = acp.text(await acp.turn(session, "request fs/read_text_file " + json.dumps({"path": str(root / "none.txt")})))
+        assert json.loads(answer) == {"content": ""}
+        outside = json.dumps({"path": str(root.parent / "none.txt")})
+        answer = acp.text(await acp.turn(session, "request fs/read_text_file " + outside))
+        assert json.loads(answer)["failed"]["code"] == -32602
+        assert not (root / "none.txt").exists()
 
 
 @pytest.mark.asyncio
@@ -313,7 +336,7 @@ async def terminal(session: AcpSession, **params: Any) -> Any:
 
 @pytest.mark.asyncio
 async def test_a_command_runs_in_the_workspace_when_allowed(root: Path) -> None:
-    """Issue rule: terminals run inside the root, through the approval policy, with both outputs and the exit code."""
+    """Our rule: terminals run inside the root, through the approval policy, with both outputs and the exit code."""
     async with acp.opened(root, env={"GREETING": "hi"}) as session:
         script = 'echo "$GREETING $EXTRA"; pwd; echo err >&2; exit 3'
         env = [{"name": "EXTRA", "value": "there"}]
@@ -361,7 +384,7 @@ async def test_output_is_cut_at_its_front_between_characters(root: Path) -> None
 @pytest.mark.asyncio
 @pytest.mark.parametrize("end", ["turn", "interrupt", "close"])
 async def test_terminals_end_with_their_turn(root: Path, end: str) -> None:
-    """Issue rule: whatever a turn left running is gone when its end is told."""
+    """Our rule: whatever a turn left running is gone when its end is told."""
     async with acp.opened(root) as session:
         hostile = hostile_trees.command("setsid", root / "sub")
         opening = "open_term " + json.dumps({"command": hostile[0], "args": list(hostile[1:])})

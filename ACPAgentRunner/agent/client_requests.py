@@ -28,6 +28,9 @@ from pkg.errors import CodingError
 
 Result = TypeVar("Result")
 
+MISSING_IS_EMPTY: Final = frozenset({"gemini-cli"})
+"""Agents that read a file before they make it and take any error for a failure (Gemini CLI 0.61 loses the protocol's "Resource
+not found"): to them a file of the workspace that is not there is an empty one, as in an editor."""
 _ALLOW: Final = Choice("allow_once", "Allow once", "allow_once")
 _REJECT: Final = Choice("reject_once", "Reject", "reject_once")
 _CANCELLED: Final[dict[str, Any]] = {"outcome": {"outcome": "cancelled"}}
@@ -73,6 +76,8 @@ class ClientRequests:
         self._waiting: dict[str, _Waiting] = {}
         self._cancellations: dict[Any, asyncio.Future[None]] = {}
         self._count = 0
+        self.missing_is_empty = False
+        """Set when the agent's name is known and is one of :data:`MISSING_IS_EMPTY`."""
 
     # ---- the session's side
 
@@ -114,7 +119,9 @@ class ClientRequests:
         try:
             return await handler(params, cancelled)
         except FileRefused as exc:
-            raise RequestError(NOT_FOUND if exc.missing else INVALID_PARAMS, f"Refused: {exc.reason}") from None
+            if exc.missing:
+                raise RequestError(NOT_FOUND, f"Resource not found: {exc.reason}") from None
+            raise RequestError(INVALID_PARAMS, f"Refused: {exc.reason}") from None
         except CodingError as exc:
             raise RequestError(INTERNAL_ERROR, f"Failed: {exc.code}") from None
         finally:
@@ -192,7 +199,12 @@ class ClientRequests:
     async def _read_file(self, params: Inbound, cancelled: asyncio.Future[None]) -> Any:
         assert self._files is not None
         line, limit = wire.as_int(params.get("line")), wire.as_int(params.get("limit"))
-        return {"content": self._files.read_text(wire.as_str(params.get("path")), line, limit)}
+        try:
+            return {"content": self._files.read_text(wire.as_str(params.get("path")), line, limit)}
+        except FileRefused as exc:
+            if exc.missing and self.missing_is_empty:
+                return {"content": ""}
+            raise
 
     async def _write_file(self, params: Inbound, cancelled: asyncio.Future[None]) -> Any:
         assert self._files is not None

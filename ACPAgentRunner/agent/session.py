@@ -25,7 +25,7 @@ from typing import Any
 from acp.exceptions import RequestError
 
 from agent import wire
-from agent.client_requests import ClientRequests
+from agent.client_requests import MISSING_IS_EMPTY, ClientRequests
 from agent.events import EventBuffer
 from agent.failures import AUTH_REQUIRED, Redactor, agent_error, detail_of, readable
 from agent.opening import Opened, Opening, RecentlyOpened
@@ -130,6 +130,7 @@ class AcpSession:
         opened = await self._opening.run(handshake_timeout)
         early = self._translator.opened(opened.session_id) if not self._translator.session_id else []
         self._opened = opened
+        self._requests.missing_is_empty = opened.agent_name in MISSING_IS_EMPTY
         self._preamble = self._spec.system_prompt if opened.fresh else ""
         before, self._before_start = self._before_start or [], None
         self._emit(SessionStarted(opened.session_id, opened.resumed, opened.lost_history))
