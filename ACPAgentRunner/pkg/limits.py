@@ -15,6 +15,10 @@ STDERR_TAIL_BYTES: Final = 64 * 1024
 EVENT_BUFFER_BYTES: Final = 1024 * 1024
 """Bytes of events a session holds for its consumer before it stops reading the agent's pipe."""
 
+AGENT_PIPE_BYTES: Final = 256 * 1024
+"""Bytes an agent's stdout pipe holds: an agent goes on writing while the worker is busy for a moment (at 2 MB/s for 0.13 s; the
+usual 64 KiB are full after 0.03 s). 120 runs of it stay below half of what Linux grants one account (64 MiB)."""
+
 EVENT_JOINED_CHARS: Final = 16 * 1024
 """Characters up to which waiting pieces of text are joined into one event; a few hundred pieces, and small for any frame."""
 

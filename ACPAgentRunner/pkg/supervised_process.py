@@ -15,8 +15,10 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import errno
+import fcntl
 import json
 import os
 import re
@@ -43,6 +45,14 @@ _LIBRARY_PATHS: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_
 
 
 # ------------------------------------------------------------------ descriptors on the loop
+
+
+def _widen(fd: int) -> None:
+    """Let a pipe hold ``limits.AGENT_PIPE_BYTES``, where the system can and this account may."""
+    set_size = getattr(fcntl, "F_SETPIPE_SZ", None)
+    if set_size is not None:
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, set_size, limits.AGENT_PIPE_BYTES)
 
 
 class _End:
@@ -311,6 +321,7 @@ class SupervisedProcess:
                 reader, writer = os.pipe()
                 ours.append(writer if index == 0 else reader)
                 theirs.append(reader if index == 0 else writer)
+            _widen(ours[1])
             self = cls(marked, secrets, graces, ours)
             ours = []
             self._channel = _Channel((theirs[0], theirs[1], theirs[2]), self._report, self._supervisor_gone)
