@@ -41,8 +41,8 @@ FIELD_TYPES = {
 }
 """Kind of a model's field to the field types of LangBot 4.11.2's web form that can hold it; others show as unknown there."""
 
-MASKED = re.compile("secret|token|password|credential|api_key")
-"""Names whose values LangBot 4.11.2 does not hand out again; the plugin form only."""
+MASKED = re.compile("(^|-)(secret|token|password|credentials?)(-|$)")
+"""Names whose values LangBot 4.11.2 does not hand out again, by a word of the name; the plugin form only."""
 
 JUNK = (
     ".env",
@@ -287,7 +287,7 @@ def test_secrets_have_masked_names_and_stay_out_of_the_runner_form(name: str, pr
     assert [field for field, is_ in probes[name]["runner"].items() if is_["kind"] == "secret"] == []
     secret = [field for field, is_ in probes[name]["plugin"].items() if is_["kind"] == "secret"]
     assert secret == ["daemon-token", "ssh-private-key-secret"]
-    assert all(MASKED.search(field) for field in (*secret, "agent-secrets"))
+    assert all(MASKED.search(field) for field in (*secret, "agent-secret-values"))
 
 
 def test_each_package_has_a_port_of_its_own(name: str) -> None:

@@ -594,7 +594,7 @@ async def test_the_built_package_answers_with_a_real_agent_in_a_real_worker(tmp_
         "env-json": json.dumps(environment),
         "langbot-assets-enabled": False,
     }
-    installations = {"A": {"agent-secrets": json.dumps({"MODEL_KEY": KEY})}}
+    installations = {"A": {"agent-secret-values": json.dumps({"MODEL_KEY": KEY})}}
     async with sdk_worker(built(), tmp_path / "runtime", installations=installations) as worker:
         async with asyncio.timeout(TURN):
             answer = await worker.run("remember PEAR [[say one two three]]", config=form)

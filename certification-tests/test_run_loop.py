@@ -951,7 +951,7 @@ async def test_secrets_of_the_form_reach_the_agent_and_nothing_else(tmp_path: Pa
     """Our rule: no secret in results, log or host state."""
     caplog.set_level("DEBUG")
     async with harness(tmp_path, env_json='{"TOKEN": "${secret:KEY}"}') as h:
-        h.runner.bind_runtime(plugin_runtime_handler=h.host, plugin_config={"agent-secrets": '{"KEY": "canary-77aa"}'})  # type: ignore[no-untyped-call]
+        h.runner.bind_runtime(plugin_runtime_handler=h.host, plugin_config={"agent-secret-values": '{"KEY": "canary-77aa"}'})  # type: ignore[no-untyped-call]
         done = await h.run("one")
         assert h.driver.sessions[0].spec.env == {"TOKEN": "canary-77aa"}
         sent = "\n".join(each.model_dump_json() for each in done.results)

@@ -350,8 +350,8 @@ class _Run:
             SpecInputs(
                 workspace=place.workspace,
                 location=settings.location,
-                env=settings.environment(plugin.agent_secrets),
-                mcp_servers=settings.mcp_servers(plugin.agent_secrets),
+                env=settings.environment(plugin.secrets),
+                mcp_servers=settings.mcp_servers(plugin.secrets),
             ),
         )
         owner = None if settings.share_session == "conversation" else actor

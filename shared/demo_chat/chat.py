@@ -110,7 +110,7 @@ def runner_form(chosen: Options, workspace: Path, gate: Path | None) -> dict[str
 
 def plugin_form() -> dict[str, Any]:
     """The plugin form: the accounts that this shell's environment names."""
-    return {"agent-secrets": json.dumps({name: value for name, value in os.environ.items() if CREDENTIALS.match(name)})}
+    return {"agent-secret-values": json.dumps({name: value for name, value in os.environ.items() if CREDENTIALS.match(name)})}
 
 
 class Interrupts:
