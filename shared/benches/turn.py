@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -369,8 +369,29 @@ PHASES: Final[dict[str, tuple[Phase, float]]] = {
     "runs": (runs_in_one_worker, 900.0),
 }
 """Each phase and the seconds it may take with ``REPEATS`` repetitions on two busy cores."""
+LOG_LINES: Final = 20
 LEFT_WITHIN: Final = 12.0
 """Seconds within which everything that was started must be gone."""
+
+
+@contextlib.contextmanager
+def _quiet(say: Say) -> Iterator[None]:
+    """Keep what the runtime and its workers log on stderr aside, and show its end when something goes wrong."""
+    with tempfile.TemporaryFile() as log:
+        sys.stderr.flush()
+        terminal = os.dup(2)
+        os.dup2(log.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            os.dup2(terminal, 2)
+            log.seek(0)
+            for line in log.read().decode(errors="replace").splitlines()[-LOG_LINES:]:
+                say(f"    {line}")
+            raise
+        finally:
+            os.dup2(terminal, 2)
+            os.close(terminal)
 
 
 async def measure(names: Sequence[str], repeats: int, say: Say) -> list[Row]:
@@ -383,8 +404,9 @@ async def measure(names: Sequence[str], repeats: int, say: Say) -> list[Row]:
         say(f"{name}: at most {limit:.0f} s")
         with tempfile.TemporaryDirectory(prefix="bench-") as base:
             try:
-                async with asyncio.timeout(limit):
-                    rows += await phase(Path(base), repeats)
+                with _quiet(say):
+                    async with asyncio.timeout(limit):
+                        rows += await phase(Path(base), repeats)
             except TimeoutError:
                 say(f"{name}: not done within {limit:.0f} s")
                 rows.append(Row(name, ()))
