@@ -191,6 +191,7 @@ class AcpTransport:
         self._on_sent = on_sent
         self._pause = pause
         self._lines = LineAssembler(line_limit)
+        self._unparsed: deque[bytes | Oversized] = deque()
         self._inbox: deque[Message] = deque()
         self._dispatching = False
         self._outbox: asyncio.Queue[tuple[bytes, asyncio.Future[None] | None]] = asyncio.Queue()
@@ -262,6 +263,9 @@ class AcpTransport:
                 await asyncio.sleep(0)
             while (pause := self._pause()) is not None:
                 await pause
+            # A parsed message is about six times its line, and every session in a turn may hold a pipe's content.
+            while self._unparsed and not self._inbox:
+                self._parse(self._unparsed.popleft())
             if self._inbox:
                 message = self._inbox.popleft()
                 method = message.get("method")
@@ -285,19 +289,21 @@ class AcpTransport:
             data = b""
         finally:
             self.reading_since = None
-        for line in self._lines.feed(data) if data else self._lines.finish():
-            if isinstance(line, Oversized):
-                self._skip(line)
-                continue
-            messages, noise = parse_line(line)
-            self._inbox.extend(messages)
-            if noise:
-                self.noise_count += 1
-                self.noise.append(noise[: limits.ACP_NOISE_CHARS])
+        self._unparsed.extend(self._lines.feed(data) if data else self._lines.finish())
         if data:
             await asyncio.sleep(0)
         else:
             self.ended.set()
+
+    def _parse(self, line: bytes | Oversized) -> None:
+        if isinstance(line, Oversized):
+            self._skip(line)
+            return
+        messages, noise = parse_line(line)
+        self._inbox.extend(messages)
+        if noise:
+            self.noise_count += 1
+            self.noise.append(noise[: limits.ACP_NOISE_CHARS])
 
     def _skip(self, line: Oversized) -> None:
         self._on_oversized(line.size)

@@ -274,8 +274,8 @@ MCP_INLINE_CHARS: Final = 2_000
 
 # ---- the ACP driver
 
-ACP_READ_BYTES: Final = 256 * 1024
-"""Bytes asked of an agent's stdout at once; large lines arrive in few pieces."""
+ACP_READ_BYTES: Final = 64 * 1024
+"""Bytes asked of an agent's stdout at once; they are held until they are handed on, by as many sessions as are in a turn."""
 
 ACP_NOISE_LINES: Final = 50
 """Lines on stdout that are no protocol messages and are kept for diagnosis; the rest is only counted."""
@@ -474,3 +474,61 @@ WORKTREE_SECONDS: Final = 120.0
 
 WORKTREE_PATH_BYTES: Final = 64 * 1024
 """Bytes kept of what the program that makes a worktree says; a path is far shorter."""
+
+# ---- how fast a chat takes messages and edits (each counts as one call)
+
+TELEGRAM_BURST: Final = 5
+"""Calls in one Telegram chat at once: its bot FAQ allows "short bursts"; a short answer takes three, a follow-up two more."""
+
+TELEGRAM_PER_SECOND: Final = 1.0
+"""Calls per second in a private Telegram chat (bot FAQ: "avoid sending more than one message per second")."""
+
+TELEGRAM_GROUP_PER_SECOND: Final = 0.3
+"""Calls per second in a Telegram group: 18 a minute (bot FAQ: 20 messages per minute), which leaves something for the burst
+and still brings a megabyte (520 calls) in less than the half hour of ``TURN_SECONDS``."""
+
+DISCORD_BURST: Final = 5
+"""Calls in one Discord channel at once: the service's own buckets hold 5 in 5 s."""
+
+DISCORD_PER_SECOND: Final = 1.0
+"""Calls per second in one Discord channel."""
+
+LARK_BURST: Final = 5
+"""Calls in one Lark chat at once."""
+
+LARK_PER_SECOND: Final = 4.0
+"""Calls per second in one Lark chat (its documentation: 5 per second and chat)."""
+
+WECOM_BURST: Final = 5
+"""Calls in one WeCom or DingTalk chat at once."""
+
+WECOM_PER_SECOND: Final = 0.3
+"""Calls per second in one WeCom or DingTalk chat: 18 a minute (both document 20 a minute for robots in groups)."""
+
+UNKNOWN_BURST: Final = 5
+"""Calls at once in a chat of a service that is not known."""
+
+UNKNOWN_PER_SECOND: Final = 1.0
+"""Calls per second in a chat of a service that is not known; Slack documents the same."""
+
+PACED_CHATS: Final = 4096
+"""Chats of one installation whose pace is remembered; one that rested for a minute needs no memory."""
+
+MESSAGES_PER_RUN: Final = 600
+"""Messages of one run in a paced chat before the rest goes into a file, where that can be: a megabyte takes 260 on Telegram
+and 530 on Discord, and nobody reads more."""
+
+FINISH_MARGIN: Final = 5.0
+"""Seconds before the absolute limit at which the last message is on its way: the host still has to bring it to the service."""
+
+STOP_BACKLOG: Final = 10.0
+"""Seconds of waiting messages that are still sent after a stop; a longer rest goes into a file."""
+
+REPLY_RETRIES: Final = 5
+"""Times one message is tried again that the service refused for coming too fast."""
+
+REPLY_RETRY_SECONDS: Final = 5.0
+"""Seconds before such a message is tried again when the service names no pause."""
+
+REPLY_RETRY_MAX: Final = 120.0
+"""Seconds of the longest pause taken at a service's word."""
