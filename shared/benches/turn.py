@@ -257,7 +257,7 @@ def difference(expected: Sequence[str], found: Sequence[str]) -> int:
 async def runs_in_one_worker(base: Path, repeats: int) -> list[Row]:
     """100 runs at once in one worker: its memory, and every event."""
     workspace = _made(base / "workspace")
-    grown, wrong, agents, supervisors = [], [], [], []
+    grown, waiting, wrong, agents, supervisors = [], [], [], [], []
     for number in range(repeats):
         async with sdk_worker(built(), base / f"runtime-{number}") as worker:
             pid = worker.pid()
@@ -276,6 +276,7 @@ async def runs_in_one_worker(base: Path, repeats: int) -> list[Row]:
                 for _ in range(RUNS):
                     await ready.acquire()
                 resting = _children_memory(pid)
+                waiting.append((_memory(pid, "VmRSS") - idle) / 1024)
                 release.touch()
             agents.append(resting[0] / 1024)
             supervisors.append(resting[1] / 1024)
@@ -283,6 +284,7 @@ async def runs_in_one_worker(base: Path, repeats: int) -> list[Row]:
             wrong.append(float(sum(_wrong(run.result()) for run in runs)))
     return [
         Row(f"{RUNS} runs in one worker: its peak over idle", tuple(grown), "MiB", RSS_GOAL),
+        Row("    while all agents think", tuple(waiting), "MiB"),
         counted(f"{RUNS} runs in one worker: events lost, doubled or out of order", wrong),
         Row("    memory of their agents (shared pages counted each time)", tuple(agents), "MiB"),
         Row("    memory of their supervisors (likewise)", tuple(supervisors), "MiB"),
