@@ -33,6 +33,11 @@ class ScriptedRunner(Runner):  # type: ignore[misc]
         """The results the delivery emits, one after the other."""
         queue: asyncio.Queue[RunnerResult | None] = asyncio.Queue()
         now = [0.0]
+
+        async def sleep(seconds: float) -> None:
+            now[0] += seconds
+            await asyncio.sleep(0)
+
         delivery = Delivery(
             ctx,
             reply_mode=self._mode,
@@ -41,6 +46,7 @@ class ScriptedRunner(Runner):  # type: ignore[misc]
             emit=queue.put,
             correlation_id="ab12cd",
             clock=lambda: now[0],
+            sleep=sleep,
         )
 
         async def script() -> None:
