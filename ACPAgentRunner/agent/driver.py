@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import dataclasses
 from collections.abc import Awaitable, Callable
 
 from agent.failures import Redactor
@@ -54,6 +55,8 @@ class AcpDriver:
         except TimeoutError:
             seconds = f"{spec.startup_timeout:g}"
             raise LaunchError("coding.agent_start_timeout", seconds=seconds, step="start", retryable=True) from None
+        # Agents demand an absolute directory; an empty one or ``~`` only has a meaning in its place.
+        spec = dataclasses.replace(spec, cwd=process.directory)
         secrets = [*runtime_support.secret_values(spec.env)]
         for server in spec.mcp_servers:
             # A header's credential is shown without its scheme, too ("Bearer …").

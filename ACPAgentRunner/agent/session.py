@@ -145,6 +145,11 @@ class AcpSession:
         return self._opened.session_id
 
     @property
+    def directory(self) -> str:
+        """The absolute working directory, as the agent's place names it."""
+        return self._spec.cwd
+
+    @property
     def agent_name(self) -> str:
         """The agent's own name, from the handshake."""
         return self._opened.agent_name

@@ -51,6 +51,11 @@ class AgentProcess(Protocol):
         """The agent's pid in its place's numbering."""
         ...
 
+    @property
+    def directory(self) -> str:
+        """The absolute directory it was started in, in its place: what an empty or ``~`` working directory became there."""
+        ...
+
     async def write(self, data: bytes) -> None:
         """Write to the agent's stdin and wait until the pipe took it. Raises :class:`pkg.errors.AgentDied`."""
         ...

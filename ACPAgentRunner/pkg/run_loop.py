@@ -450,7 +450,7 @@ class _Run:
             path = await self._during(worktree(launcher, workspace, name[:15]))
         finally:
             self._leases.pop(lock).release()
-        return dataclasses.replace(place, workspace=path, inside=inside_of(launcher, path))
+        return dataclasses.replace(place, workspace=path)
 
     def _save(self, session_id: str) -> None:
         if self._store is None or self._held is None or session_id in (self._held.live.stored_id, self._saving):
@@ -709,7 +709,8 @@ class _Run:
                 self._save(session_id)
             case ApprovalRequested():
                 assert self._settings is not None
-                decision = interactions.decide(self._settings.approval_policy, event, held.place.inside)
+                inside = inside_of(held.place.launcher, held.live.session.directory)
+                decision = interactions.decide(self._settings.approval_policy, event, inside)
                 await self.delivery.event(event)
                 await self._decided(event.request_id, decision, held)
                 return

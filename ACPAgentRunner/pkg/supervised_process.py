@@ -260,8 +260,11 @@ def _graces(graces: Graces) -> dict[str, float]:
 class SupervisedProcess:
     """One agent under its supervisor on this machine; an :class:`pkg.process_api.AgentProcess`."""
 
-    def __init__(self, env: Mapping[str, str], secrets: Iterable[str], graces: Graces, pipes: Sequence[int]) -> None:
+    def __init__(
+        self, env: Mapping[str, str], directory: str, secrets: Iterable[str], graces: Graces, pipes: Sequence[int]
+    ) -> None:
         """Used by :meth:`start`. ``pipes`` are our ends of stdin, stdout and stderr."""
+        self._directory = directory
         self._loop = asyncio.get_running_loop()
         self._graces = graces
         self._secrets = sorted(_variants(secrets), key=len, reverse=True)
@@ -322,7 +325,7 @@ class SupervisedProcess:
                 ours.append(writer if index == 0 else reader)
                 theirs.append(reader if index == 0 else writer)
             _widen(ours[1])
-            self = cls(marked, secrets, graces, ours)
+            self = cls(marked, str(Path(cwd).absolute()), secrets, graces, ours)
             ours = []
             self._channel = _Channel((theirs[0], theirs[1], theirs[2]), self._report, self._supervisor_gone)
         except (OSError, subprocess.SubprocessError) as exc:
@@ -371,6 +374,11 @@ class SupervisedProcess:
     def pid(self) -> int:
         """The agent's pid."""
         return self._pid
+
+    @property
+    def directory(self) -> str:
+        """The absolute directory it was started in."""
+        return self._directory
 
     async def write(self, data: bytes) -> None:
         """Write to the agent's stdin and wait until the pipe took it; concurrent writes do not mix.

@@ -43,6 +43,7 @@ class ScriptedSession:
         self.driver = driver
         self.spec = spec
         self.session_id = session_id
+        self.directory = spec.cwd
         self.capabilities = SessionCapabilities(steer=driver.steerable, live_mcp=driver.renewable)
         self.prompts: list[Prompt] = []
         self.steered: list[Prompt] = []
