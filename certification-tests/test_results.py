@@ -76,9 +76,8 @@ class Run:
         self.results: list[RunnerResult] = []
         self.times: list[float] = []
         settings = {"reply_mode": "stream", "show_progress": "status", "language": "en_US", "correlation_id": "ab12cd"}
-        self.delivery = Delivery(
-            ctx or context(), emit=self._emit, clock=lambda: self.now, sleep=self._sleep, **{**settings, **options}
-        )
+        given = {**settings, "sleep": self._sleep, **options}
+        self.delivery = Delivery(ctx or context(), emit=self._emit, clock=lambda: self.now, **given)
 
     async def _emit(self, result: RunnerResult) -> None:
         self.results.append(result)

@@ -497,7 +497,9 @@ class Delivery:
         return self._sink.message_cost if self._sink.every_message_arrives else 1
 
     def _whole(self) -> str:
-        sections = ["".join(pieces).strip("\n") for pieces in self._sections]
+        for pieces in self._sections:
+            pieces[:] = ["".join(pieces)]
+        sections = [pieces[0].strip("\n") for pieces in self._sections]
         return "\n\n".join(section for section in sections if not is_blank(section))
 
     def _next_ahead(self) -> tuple[Part, Fence | None] | None:
