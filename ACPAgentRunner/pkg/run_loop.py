@@ -76,6 +76,8 @@ MESSAGE: Final = "message.received"
 INTERACTION: Final = "interaction.submitted"
 STARTING: Final = "starting"
 """What the clock calls the time before the first prompt; the agent can't be idle yet."""
+SENDING: Final = "sending"
+"""What the clock calls the time in which the chat takes what was said; the agent has nothing to do then."""
 TERMINAL: Final = frozenset({"run.completed", "run.failed"})
 
 
@@ -268,6 +270,9 @@ class _Run:
                 correlation_id=self.correlation,
                 detached_send=self._send_detached,
                 write_overflow=self._write_overflow,
+                paces=None if self._installation is None else self._installation.paces,
+                chat="\n".join(self.conversation.parts()),
+                send_until=lambda: math.inf if self._clock is None else self._clock.send_until,
             )
         return self._delivery
 
@@ -624,7 +629,24 @@ class _Run:
                 # What the agent still had to take waits for its own turn now.
                 await self._held.live.close()
 
+    async def _sent(self, messages: MessageQueue) -> None:
+        """Let the chat take what was said, until a message or the time limit comes; ``/stop`` shortens it."""
+        clock = self._clock
+        if clock is None or not self.delivery.sending:
+            return
+        clock.pause(SENDING)
+        while self.delivery.sending and not messages.waiting and clock.due(time.monotonic()) is None:
+            if messages.stopping:
+                messages.stopping = False
+                await self.delivery.cut_short()
+                await self.delivery.notice(self._stopped_text())
+                break
+            await asyncio.sleep(limits.LOOP_TICK)
+            await self._tick()
+        clock.answered(SENDING, time.monotonic())
+
     async def _more(self, messages: MessageQueue) -> bool:
+        await self._sent(messages)
         more = await messages.more()
         if messages.stopping:
             # It came when nothing was running any more.
@@ -694,6 +716,8 @@ class _Run:
                     self.spawn(session.interrupt())
                     end_by = time.monotonic() + limits.CANCEL_GRACE
         if end_by < math.inf:
+            if messages.stopping:
+                await self.delivery.cut_short()
             messages.stopping = False
         if ending is not None:
             raise ending
