@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import json
+import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -141,7 +143,10 @@ async def test_without_a_key_people_are_told_what_to_run_and_no_browser_opens(tm
         async with acp.opened(tmp_path, config, env=env):
             pytest.fail("it opened")
     assert caught.value.code == "coding.agent_login_required"
-    assert caught.value.params == {"command": "opencode auth login", "machine": LocalLauncher().machine}
+    label = f"{getpass.getuser()}@{socket.gethostname()}"
+    assert caught.value.params == {"command": "opencode auth login", "machine": label}
+    assert f"({label})" in str(caught.value)
+    assert str(tmp_path) not in str(caught.value)
     assert "opencode auth login" in str(caught.value)
     assert len(acp.received(log, "authenticate")) == (0 if auth == "required" else 1)
 

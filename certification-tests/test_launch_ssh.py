@@ -157,6 +157,17 @@ async def test_a_line_of_8_mib_goes_there_and_comes_back_unchanged(server: Serve
 
 
 @pytest.mark.asyncio
+async def test_a_key_file_in_the_environment_is_hidden_line_by_line(server: Server, client: Client) -> None:
+    """Our rule: what a program says of a secret with several lines is hidden as it is beside the worker."""
+    key = "-----BEGIN KEY-----\nabcdefghijklmnopqrstuvwxyz0123\n-----END KEY-----"
+    source = "import os, sys; sys.stderr.write('bad line ' + os.environ['PEM'].splitlines()[1] + ' http://a:bcd@h/\\n')"
+    async with running(SshLauncher(target(server, client)), python(source, env={"PEM": key})) as process:
+        async with asyncio.timeout(BOUND):
+            await process.wait()
+    assert process.stderr_tail() == "bad line *** http://***@h/\n"
+
+
+@pytest.mark.asyncio
 async def test_exit_codes_and_stderr_are_the_commands_own(server: Server, client: Client) -> None:
     """Our promise: a code, a signal, and the last words, without escapes and without the environment's secrets."""
     source = "import os,sys; os.write(2, b'\\x1b[31mbad\\x1b[0m ' + os.environb[b'TOKEN'] + b'\\n'); sys.exit(7)"

@@ -7,7 +7,6 @@ import contextvars
 import dataclasses
 from collections.abc import Awaitable, Callable
 
-from agent.failures import Redactor
 from agent.opening import OUR_POLICIES, RecentlyOpened
 from agent.presets import ASKING_ENVIRONMENT, NPM_ENVIRONMENT
 from agent.session import AcpSession
@@ -15,6 +14,7 @@ from pkg import runtime_support
 from pkg.agent_api import SessionSpec
 from pkg.errors import LaunchError
 from pkg.launch import Command, Launcher
+from pkg.redaction import Redactor
 
 
 class AcpDriver:

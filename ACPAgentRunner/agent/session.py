@@ -27,7 +27,7 @@ from acp.exceptions import RequestError
 from agent import wire
 from agent.client_requests import MISSING_IS_EMPTY, ClientRequests
 from agent.events import EventBuffer
-from agent.failures import AUTH_REQUIRED, Redactor, agent_error, detail_of, readable
+from agent.failures import AUTH_REQUIRED, agent_error, detail_of, readable
 from agent.opening import Opened, Opening, RecentlyOpened
 from agent.peer import Peer
 from agent.prompts import prompt_blocks
@@ -51,6 +51,7 @@ from pkg.agent_api import (
 )
 from pkg.errors import AgentDied, CodingError, ProcessCleanupUnconfirmed, TurnInProgress
 from pkg.launch import AgentProcess, Launcher
+from pkg.redaction import Redactor
 
 
 def _owned(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

@@ -134,6 +134,11 @@ class SshLauncher:
         """``user@host:port``."""
         return self._options.machine
 
+    @property
+    def label(self) -> str:
+        """The same name."""
+        return self.machine
+
     async def start(self, command: Command) -> AgentProcess:
         """Start the command on the remote machine.
 

@@ -97,6 +97,11 @@ class Launcher(Protocol):
         ...
 
     @property
+    def label(self) -> str:
+        """The place as people call it, ``user@host``; never part of a key."""
+        ...
+
+    @property
     def local(self) -> bool:
         """Whether the place is this machine and account, so that paths of the place can be opened from here."""
         ...

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import json
 import re
 import shlex
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from pkg import limits, ssh_wrapper, text_clean
+from pkg import limits, ssh_wrapper
 from pkg.errors import AgentDied, LaunchError, ProcessCleanupUnconfirmed
 from pkg.process_api import AgentProcess, Command, Exit, Graces
+from pkg.redaction import Redactor
 from pkg.ssh_wrapper import CONTROL, STDERR, STDIN, STDOUT
 from pkg.supervised_process import agent_died
 
@@ -35,7 +35,6 @@ _FAILURES: Final = {
     "command_closed": "coding.ssh_command_closed",
 }
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_CREDENTIALS: Final = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
 
 Doubt = tuple[str, tuple[int, ...]]
 """Why an end is not proven, and the pids last seen."""
@@ -116,7 +115,7 @@ class RemoteProcess(_Ending):
         super().__init__(carrier)
         self._command = command
         self._machine = machine
-        self._secrets = sorted({*secrets, *(json.dumps(secret)[1:-1] for secret in secrets)} - {""}, key=len, reverse=True)
+        self._redact = Redactor(secrets)
         self._alive_interval = alive_interval
         self._alive_timeout = alive_timeout
         self._outgoing: deque[bytes] = deque()
@@ -229,13 +228,7 @@ class RemoteProcess(_Ending):
 
     def stderr_tail(self) -> str:
         """The last lines of stderr: decoded, without terminal escapes, secrets replaced by ``***``."""
-        text = text_clean.clean(self._tail.decode("utf-8", "replace"))
-        if self._tail_cut:
-            longest = max((len(secret) for secret in self._secrets), default=0)
-            text = text.split("\n", 1)[1] if "\n" in text else text[longest:]
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return _CREDENTIALS.sub("***", text)
+        return self._redact.tail(self._tail, cut=self._tail_cut)
 
     async def wait(self) -> Exit:
         """Wait until the agent's own process has ended. Raises :class:`pkg.errors.AgentDied` when the machine was lost."""
@@ -437,7 +430,7 @@ class ShellProcess(_Ending):
         super().__init__(carrier)
         self._command = command
         self._machine = machine
-        self._secrets = sorted(filter(None, secrets), key=len, reverse=True)
+        self._redact = Redactor(secrets)
         self._pid = 0
         self._rest = bytearray()
         self.directory = ""
@@ -501,10 +494,7 @@ class ShellProcess(_Ending):
 
     def stderr_tail(self) -> str:
         """The last lines of stderr, the SSH client's own included; secrets replaced by ``***``."""
-        text = _SHELL_EXIT.sub("", self._carrier.stderr_tail())
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return text
+        return self._redact(_SHELL_EXIT.sub("", self._carrier.stderr_tail()))
 
     async def wait(self) -> Exit:
         """Wait until the command has ended. Raises :class:`pkg.errors.AgentDied` when the machine was lost."""

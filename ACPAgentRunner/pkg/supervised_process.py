@@ -21,7 +21,6 @@ import errno
 import fcntl
 import json
 import os
-import re
 import secrets as random
 import signal
 import socket
@@ -32,15 +31,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pkg import limits, process_supervisor, text_clean
+from pkg import limits, process_supervisor
 from pkg.errors import AgentDied, LaunchError, ProcessCleanupUnconfirmed
 from pkg.process_api import AgentProcess, Exit, Graces
+from pkg.redaction import Redactor
 
 MARKER: Final = "CODING_AGENT_RUN"
 """Name of the environment variable that marks every process of one tree; its value is random and no secret."""
 
 _SCRIPT: Final = str(Path(process_supervisor.__file__).resolve())
-_CREDENTIALS_IN_URL: Final = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
 _LIBRARY_PATHS: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH")
 
 
@@ -267,7 +266,7 @@ class SupervisedProcess:
         self._directory = directory
         self._loop = asyncio.get_running_loop()
         self._graces = graces
-        self._secrets = sorted(_variants(secrets), key=len, reverse=True)
+        self._redact = Redactor(secrets)
         self._marker = env[MARKER]
         self._stdin = _End(self._loop, pipes[0], writing=True)
         self._stdout = _End(self._loop, pipes[1], writing=False)
@@ -431,19 +430,8 @@ class SupervisedProcess:
         return data
 
     def stderr_tail(self) -> str:
-        """The last lines of stderr: decoded, without terminal escapes, secrets replaced by ``***``.
-
-        Secrets are the values given at the start, also escaped as in JSON and each longer line of a value with several,
-        and the credentials in any URL.
-        """
-        text = text_clean.clean(self._tail.decode("utf-8", "replace"))
-        if self._tail_cut:
-            # The cut may have gone through a secret: whatever could be the rest of one is not shown.
-            _, newline, whole = text.partition("\n")
-            text = whole if newline else _without_rest(text.lstrip("\ufffd"), self._secrets)
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return _CREDENTIALS_IN_URL.sub("***", text)
+        """The last lines of stderr: decoded, without terminal escapes, the secrets given at the start hidden."""
+        return self._redact.tail(self._tail, cut=self._tail_cut)
 
     def _read_stderr(self) -> None:
         try:
@@ -596,20 +584,6 @@ def _start_error(report: Mapping[str, Any], name: str, words: str) -> LaunchErro
     if stage == "exec" and number in (errno.EACCES, errno.ENOEXEC, errno.ENOENT, errno.EPERM):
         return LaunchError("coding.agent_not_executable", name=name)
     return LaunchError("coding.agent_start_failed", retryable=True, name=name, reason=errno.errorcode.get(number, str(number)))
-
-
-def _variants(secrets: Iterable[str]) -> set[str]:
-    found: set[str] = set()
-    for secret in secrets:
-        pieces = {secret, *(line.strip() for line in secret.splitlines() if len(line.strip()) >= limits.SECRET_LINE_CHARS)}
-        found |= pieces | {json.dumps(piece)[1:-1] for piece in pieces}
-    return {text_clean.clean(secret) for secret in found} - {""}
-
-
-def _without_rest(text: str, secrets: Iterable[str]) -> str:
-    """``text`` without the longest end of a secret it begins with."""
-    rests = (size for secret in secrets for size in range(len(secret) - 1, 0, -1) if text.startswith(secret[-size:]))
-    return text[max(rests, default=0) :]
 
 
 # ------------------------------------------------------------------ other processes
