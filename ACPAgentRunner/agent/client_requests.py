@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from acp.exceptions import RequestError
 
 from agent import wire
-from agent.failures import INTERNAL_ERROR, INVALID_PARAMS, NOT_FOUND, REQUEST_CANCELLED
+from agent.failures import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, NOT_FOUND, REQUEST_CANCELLED
 from agent.grants import Grants, inner_command
 from agent.terminals import Terminals, shell_command
 from agent.translate import Translator
@@ -76,6 +76,7 @@ class ClientRequests:
         self._waiting: dict[str, _Waiting] = {}
         self._cancellations: dict[Any, asyncio.Future[None]] = {}
         self._count = 0
+        self._turns = 0
         self.missing_is_empty = False
         """Set when the agent's name is known and is one of :data:`MISSING_IS_EMPTY`."""
 
@@ -90,7 +91,8 @@ class ClientRequests:
         return True
 
     def withdraw(self) -> None:
-        """Answer everything that is open with "cancelled" and forget the turn's grants."""
+        """Answer everything that is open with "cancelled", also what was answered just now, and forget the turn's grants."""
+        self._turns += 1
         for waiting in self._waiting.values():
             if not waiting.answer.done():
                 waiting.answer.set_result(Answer())
@@ -114,6 +116,8 @@ class ClientRequests:
         handler = self._handlers().get(method)
         if handler is None:
             raise RequestError.method_not_found(method)
+        if params.request_id in self._cancellations:
+            raise RequestError(INVALID_REQUEST, "A request with this id is open")
         cancelled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._cancellations[params.request_id] = cancelled
         try:
@@ -151,11 +155,14 @@ class ClientRequests:
     async def _ask(self, request: ApprovalRequested | QuestionAsked, cancelled: asyncio.Future[None]) -> Answer:
         waiting = _Waiting(asyncio.get_running_loop().create_future())
         self._waiting[request.request_id] = waiting
+        turns = self._turns
         self._emit(request)
         try:
-            return await _unless(cancelled, waiting.answer)
+            answer = await _unless(cancelled, waiting.answer)
         finally:
             self._waiting.pop(request.request_id, None)
+        # A turn may end between an answer and the moment its waiter goes on.
+        return answer if turns == self._turns else Answer()
 
     # ---- permissions and questions
 
@@ -213,7 +220,7 @@ class ClientRequests:
             raise RequestError.invalid_params({"content": "not text"})
         content = wire.unicode_safe(content)
         old = self._files.current_text(path)
-        if old != content and not self._grants.take_write(path, content):
+        if old != content and not self._grants.take_write(path, old, content):
             old_shown, old_cut = wire.bounded(old or "", limits.ACP_DIFF_CHARS)
             new_shown, new_cut = wire.bounded(content, limits.ACP_DIFF_CHARS)
             diff = FileDiff(path, None if old is None else old_shown, new_shown, old_cut or new_cut)
@@ -245,7 +252,7 @@ class ClientRequests:
         env = {wire.as_str(pair.get("name")): wire.as_str(pair.get("value")) for pair in pairs}
         if any(not name or "=" in name or "\x00" in name + value for name, value in env.items()):
             raise RequestError.invalid_params({"env": "not a variable"})
-        if not self._grants.take_command(command, args, cwd):
+        if not self._grants.take_command(command, args, cwd, env):
             shown = inner_command(command, args)
             settings = " ".join(f"{name}={value}" for name, value in env.items())
             text = f"{settings} {shown}" if settings else shown

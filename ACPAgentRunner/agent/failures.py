@@ -19,6 +19,7 @@ from pkg.errors import CodingError
 from pkg.redaction import Redactor
 
 AUTH_REQUIRED: Final = -32000
+INVALID_REQUEST: Final = -32600
 METHOD_NOT_FOUND: Final = -32601
 INVALID_PARAMS: Final = -32602
 INTERNAL_ERROR: Final = -32603

@@ -286,6 +286,18 @@ ACP_NOISE_CHARS: Final = 500
 ACP_PEEK_BYTES: Final = 4096
 """Bytes kept of both ends of a line over ``AGENT_LINE_BYTES``, enough to find which request it answered."""
 
+ACP_JSON_DEPTH: Final = 100
+"""Containers in containers of one message; real ones have fewer than 20, and every walk over a message must end well."""
+
+ACP_UNREAD_BYTES: Final = 32 * 1024 * 1024
+"""Bytes of answers an agent may leave unread before it is not read either; a request of 60 bytes may ask for 10 MiB."""
+
+ACP_HELD_TOOL_BYTES: Final = 32 * 1024 * 1024
+"""Bytes that the unfinished tool calls of one session keep; the oldest beyond it end without what they carried."""
+
+ACP_ID_CHARS: Final = 256
+"""Characters of a tool call's id that are kept as they are; a longer one is known by its digest."""
+
 ACP_OPEN_REQUESTS: Final = 256
 """Requests of one agent that may be open here at once; one more is refused."""
 
