@@ -23,7 +23,7 @@ from pkg.errors import AgentDied, LaunchError, ProcessCleanupUnconfirmed
 from pkg.process_api import AgentProcess, Command, Exit, Graces
 from pkg.redaction import Redactor
 from pkg.ssh_wrapper import CONTROL, STDERR, STDIN, STDOUT
-from pkg.supervised_process import agent_died
+from pkg.supervised_process import agent_died, stopped
 
 _FAILURES: Final = {
     "workspace_missing": "coding.ssh_workspace_missing",
@@ -70,19 +70,6 @@ class _Ending:
         doubt = await asyncio.shield(self._task)
         if doubt is not None:
             raise ProcessCleanupUnconfirmed(*doubt)
-
-    async def _abandon(self) -> None:
-        """After a failed or cancelled start: do not return before the end, however often the caller is cancelled."""
-        cancelled = False
-        while True:
-            try:
-                await self.stop()
-            except asyncio.CancelledError:
-                cancelled = True
-                continue
-            break
-        if cancelled:
-            raise asyncio.CancelledError
 
     async def _end(self) -> Doubt | None:
         raise NotImplementedError
@@ -162,12 +149,12 @@ class RemoteProcess(_Ending):
             async with asyncio.timeout(limits.SSH_START_SECONDS):
                 await self._answered.wait()
         except BaseException as exc:
-            await self._abandon()
+            await stopped(self)
             if isinstance(exc, TimeoutError):
                 raise failure("start_failed", self._command, self._machine) from None
             raise
         if self._pid == 0:
-            await self._abandon()
+            await stopped(self)
             raise self._failure or LaunchError("coding.ssh_closed", retryable=True, machine=self._machine)
 
     # ---- streams
@@ -448,12 +435,12 @@ class ShellProcess(_Ending):
                 await self._carrier.write(f"{len(script)}\n".encode() + script)
                 answer = await self._answer()
         except (TimeoutError, AgentDied):
-            await self._abandon()
+            await stopped(self)
         except BaseException:
-            await self._abandon()
+            await stopped(self)
             raise
         if answer is None:
-            await self._abandon()
+            await stopped(self)
             raise failure("start_failed", self._command, self._machine)
         kind, word, directory = answer
         if kind == "failed":

@@ -480,17 +480,7 @@ class SupervisedProcess:
     async def _abandon(self) -> None:
         """After a failed or cancelled start: end it at once, and do not return before that is proven."""
         self._begin_stop(Graces(eof=0.0, term=0.0, kill=self._graces.kill))
-        cancelled = False
-        while not self._ended.done():
-            try:
-                await asyncio.shield(self._ended)
-            except asyncio.CancelledError:
-                cancelled = True
-        self._release()
-        if self._doubt is not None:
-            raise ProcessCleanupUnconfirmed(*self._doubt)
-        if cancelled:
-            raise asyncio.CancelledError
+        await stopped(self)
 
     def _report(self, report: Mapping[str, Any]) -> None:
         event = report["event"]
@@ -558,6 +548,23 @@ class SupervisedProcess:
 
     def _death(self) -> AgentDied:
         return agent_died(self, Exit(self._exit.result()) if self._exit.done() else None)
+
+
+async def stopped(process: AgentProcess) -> None:
+    """Stop a process and do not return before its end, however often the caller is cancelled; only then that is raised.
+
+    Raises :class:`pkg.errors.ProcessCleanupUnconfirmed`.
+    """
+    cancelled = False
+    while True:
+        try:
+            await process.stop()
+        except asyncio.CancelledError:
+            cancelled = True
+            continue
+        break
+    if cancelled:
+        raise asyncio.CancelledError
 
 
 def agent_died(process: AgentProcess, end: Exit | None) -> AgentDied:
