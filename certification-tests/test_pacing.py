@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_results import _STEPS, ANSWERS, Run, Step, _answer, _without_notices, context, ink, play, visible
 
@@ -287,6 +287,7 @@ async def test_every_answer_arrives_whole_at_the_pace_of_its_chat(name: str, kin
 @given(_STEPS, st.sampled_from(["person", "group"]), st.floats(0, 200))
 def test_any_run_keeps_the_pace_and_loses_nothing(steps: list[Step], kind: str, time_left: float) -> None:
     """Whatever comes when, and however little time is left: what is not in the chat is in the file that the chat names."""
+    assume(not any(mark in _answer(steps) for mark in ("```", "~~~")))  # splitting closes and opens fences
     files: list[str] = []
 
     async def write(text: str) -> str:
@@ -309,9 +310,9 @@ def test_any_run_keeps_the_pace_and_loses_nothing(steps: list[Step], kind: str, 
         assert "REST.md" in messages[-1]
         messages = [*messages[:-1], files[0]]
     shown = _without_notices(visible("".join(messages)))
-    answer = ink(_answer(steps))
+    answer = visible(_answer(steps))
     if answer:
-        assert ink(shown).removesuffix("Done.") == answer.removesuffix("Done.")
+        assert shown.removesuffix("Done.") == answer.removesuffix("Done.")
 
 
 @pytest.mark.asyncio
