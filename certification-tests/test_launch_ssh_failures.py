@@ -20,11 +20,12 @@ from typing import Literal
 
 import pytest
 
-from pkg import limits, ssh_errors
+from pkg import limits, ssh_errors, ssh_wrapper
 from pkg.errors import AgentDied, CodingError, LaunchError, ProcessCleanupUnconfirmed
+from pkg.launch import LocalLauncher
 from pkg.launch_ssh import SshLauncher, SshTarget
 from pkg.process_api import AgentProcess, Command, Exit, Graces
-from pkg.ssh_process import ShellProcess
+from pkg.ssh_process import RemoteProcess, ShellProcess
 from testkit import hostile_trees
 from testkit.sshd import Server, program, sshd
 
@@ -527,3 +528,67 @@ def test_without_a_passwd_entry_the_library_connects(server: Server, package_roo
     )
     assert done.stdout.split() == ["coding.ssh_client_missing", str(server.home)], done.stderr
     assert done.returncode == 0
+
+
+# ------------------------------------------------------------------ a remote side that lies
+
+LIAR = """
+import json, os, sys
+def frame(channel, payload):
+    data = bytes([channel]) + len(payload).to_bytes(4, "big") + payload
+    while data: data = data[os.write(1, data):]
+def tell(text): frame(CONTROL, text.encode())
+tell('{"t": "started", "pid": 4, "method": "subreaper", "cwd": "/"}')
+"""
+
+
+@contextlib.asynccontextmanager
+async def lied_to(what: str) -> AsyncIterator[tuple[RemoteProcess, AgentProcess]]:
+    """The near half, with a local process (local protocol fixture) in the place of the SSH client."""
+    source = LIAR.replace("CONTROL", str(ssh_wrapper.CONTROL)) + what
+    carrier = await LocalLauncher().start(Command((sys.executable, "-I", "-S", "-c", source), "/", {}, SHORT))
+    process = RemoteProcess(
+        carrier, Command(("x",), "/", {}, SHORT), machine="m", secrets=(), alive_interval=10.0, alive_timeout=60.0
+    )
+    try:
+        await process.begin(b"", {})
+        yield process, carrier
+    finally:
+        async with asyncio.timeout(BOUND):
+            with pytest.raises(ProcessCleanupUnconfirmed):
+                await process.stop()
+
+
+@pytest.mark.asyncio
+async def test_a_remote_side_that_ignores_the_window_is_given_up() -> None:
+    """Our rule: output nobody takes is bounded on this side, too; the machine that sends more is not talked to any more."""
+    flood = f"while True: frame({ssh_wrapper.STDOUT}, b'x' * {limits.SSH_FRAME_BYTES})"
+    async with lied_to(flood) as (process, _), asyncio.timeout(BOUND):
+        with pytest.raises(AgentDied) as caught:
+            await process.wait()
+        assert caught.value.code == "coding.ssh_connection_lost"
+        assert sum(map(len, process._stdout)) <= limits.SSH_WINDOW_BYTES
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "told",
+    [
+        '{"t": "took", "bytes": Infinity}',
+        '{"t": "took", "bytes": ' + "9" * 5000 + "}",
+        '{"t": "exited", "code": 1e999}',
+        '{"t": "exited", "code": null}',
+        '{"t": "unconfirmed", "pids": [[]]}',
+        '{"t": "eof"}',
+        '{"a":' * 5000 + "1" + "}" * 5000,
+        "[]",
+        "\\u0000",
+    ],
+    ids=lambda told: told[:30],
+)
+async def test_a_remote_side_that_talks_nonsense_is_given_up(told: str) -> None:
+    """Our rule: what is not the protocol ends the connection as a lost one, never as an exception of ours."""
+    async with lied_to(f"tell({told!r})\nos.read(0, 1)\nimport time; time.sleep(600)") as (process, _), asyncio.timeout(BOUND):
+        with pytest.raises(AgentDied) as caught:
+            await process.wait()
+        assert caught.value.code == "coding.ssh_connection_lost"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from pkg import (
 )
 from pkg.errors import SettingsError
 from pkg.launch_ssh import REMOTE_LINE, SshLauncher, SshTarget
-from pkg.ssh_options import normalise_key, normalise_known_hosts
+from pkg.ssh_options import check, normalise_key, normalise_known_hosts, text_of
 from pkg.ssh_wrapper import BrokenFraming, Decoder, encode
 from testkit.sshd import program
 
@@ -484,3 +485,27 @@ def test_the_search_on_the_remote_machine_prefers_the_newest_node(tmp_path: Path
     assert found[:2] == ["/usr/bin", "/bin"]
     assert ours[0] == "/.local/bin"
     assert [place.split("/")[-2] for place in ours[1:]] == ["v22.11.0", "v22.3.1", "v9.1.0"]
+
+
+@pytest.mark.parametrize("place", ["fifo", "/dev/zero", "large", "."])
+def test_a_path_in_a_form_is_read_only_where_reading_ends(tmp_path: Path, place: str) -> None:
+    """Our rule: a pipe never begins and a device never ends, and both would hold or fill the worker."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "large").write_bytes(b"h " * limits.SSH_FILE_BYTES)
+    path = str(tmp_path / place)
+    with pytest.raises(SettingsError) as caught:
+        normalise_known_hosts(path)
+    assert caught.value.code == "coding.ssh_known_hosts_invalid"
+    with pytest.raises(OSError, match=r"."):
+        text_of(Path(path))
+
+
+@pytest.mark.parametrize("option", ["-o UserKnownHostsFile={}", "-i {}", "-o 'GlobalKnownHostsFile /dev/null {}'"])
+@pytest.mark.parametrize("place", ["fifo", "/dev/zero"])
+def test_an_option_does_not_send_the_client_into_an_endless_file(tmp_path: Path, option: str, place: str) -> None:
+    """Our rule: OpenSSH reads known hosts line by line without a bound; what has no end is not given to it."""
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(SettingsError) as caught:
+        check(SshTarget("u@h", extra_options=option.format(tmp_path / place)))
+    assert caught.value.code == "coding.ssh_option_forbidden"
+    assert check(SshTarget("u@h", extra_options=option.format("/dev/null" if "Global" in option else tmp_path / "absent")))

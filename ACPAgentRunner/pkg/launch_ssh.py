@@ -364,7 +364,7 @@ def _text(home: Path, path: str) -> str:
     """The content of a file of the account, empty when it cannot be read."""
     try:
         found = home / path[2:] if path.startswith("~/") else Path(path)
-        return found.read_text(encoding="utf-8", errors="replace")
+        return ssh_options.text_of(found)
     except (OSError, ValueError):
         return ""
 

@@ -411,6 +411,9 @@ SSH_OPTIONS_MAX: Final = 64
 SSH_KEY_BYTES: Final = 64 * 1024
 """Bytes of a private key; the largest real ones have 4 KiB."""
 
+SSH_FILE_BYTES: Final = 1024 * 1024
+"""Bytes of a key or a list of host keys that a form names by its path; OpenSSH takes no larger key file either."""
+
 SSH_DETAIL_CHARS: Final = 200
 """Characters of the SSH client's own words repeated when their meaning is not known."""
 

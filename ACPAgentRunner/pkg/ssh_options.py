@@ -10,9 +10,12 @@ the command line, cannot be changed by extra ones.
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
 import re
 import shlex
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -80,6 +83,7 @@ OURS: Final = {
 """What every connection is made with. An extra option that says the same again is accepted and left out."""
 
 _OURS_BY_NAME: Final = {name.lower(): value for name, value in OURS.items()}
+_FILE_LISTS: Final = frozenset({"userknownhostsfile", "globalknownhostsfile"})
 _FILES: Final = frozenset({"identityfile", "certificatefile"})
 """Options whose value is one path, which may have spaces."""
 
@@ -185,6 +189,20 @@ def _identity(path: str) -> str:
     return str(found)
 
 
+def text_of(path: Path) -> str:
+    """The content of a regular file of at most ``limits.SSH_FILE_BYTES``; raises ``OSError`` for anything else.
+
+    Forms name such files, and a pipe or a device would never end, or never begin.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as source:
+        if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        data = source.read(limits.SSH_FILE_BYTES + 1)
+    if len(data) > limits.SSH_FILE_BYTES:
+        raise OSError(errno.EFBIG, "too large")
+    return data.decode("utf-8", "replace")
+
+
 def normalise_key(text: str) -> str:
     """A private key with the line breaks a one-line form field took away. Raises ``coding.ssh_key_invalid``."""
     match = _KEY_FRAME.fullmatch(text.replace("\\n", "\n"))
@@ -203,8 +221,8 @@ def normalise_known_hosts(text: str) -> str:
     text = text.strip()
     if text.startswith(("/", "~")) and "\n" not in text:
         try:
-            text = Path(text).expanduser().read_text(encoding="utf-8", errors="replace")
-        except (OSError, RuntimeError):
+            text = text_of(Path(text).expanduser())
+        except (OSError, RuntimeError, ValueError):
             raise _bad("coding.ssh_known_hosts_invalid", "ssh-known-hosts") from None
     words = [word for line in text.splitlines() if not line.lstrip().startswith("#") for word in line.split()]
     lines = []
@@ -291,7 +309,18 @@ def _valued(letter: str, value: str) -> tuple[str, str] | None:
         return None
     if name in _FILES and value.lower().startswith("pkcs11:"):
         return None
+    if (name in _FILES and not _ends(value)) or (name in _FILE_LISTS and not all(map(_ends, value.split()))):
+        return None
     return name, value
+
+
+def _ends(path: str) -> bool:
+    """Whether the client comes to the end of a file it is told to read: not so with pipes and most devices."""
+    try:
+        mode = Path(path).expanduser().stat().st_mode
+    except (OSError, RuntimeError, ValueError):
+        return True
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode) or path == os.devnull
 
 
 def _shown(word: str) -> str:

@@ -116,6 +116,7 @@ class RemoteProcess(_Ending):
         self._stdout_ended = False
         self._readable = asyncio.Event()
         self._taken = 0
+        self._held = 0
         self._tail = bytearray()
         self._tail_cut = False
         self._pid = 0
@@ -207,6 +208,7 @@ class RemoteProcess(_Ending):
         if len(piece) > size:
             self._stdout.appendleft(piece[size:])
             piece = piece[:size]
+        self._held -= len(piece)
         self._taken += len(piece)
         if self._taken >= limits.SSH_WINDOW_BYTES // 4:
             self._tell("took", bytes=self._taken)
@@ -259,7 +261,7 @@ class RemoteProcess(_Ending):
             try:
                 for channel, payload in decoder.feed(data):
                     self._take(channel, payload)
-            except (ssh_wrapper.BrokenFraming, KeyError, TypeError, ValueError):
+            except (ssh_wrapper.BrokenFraming, KeyError, TypeError, ValueError, OverflowError):
                 return
 
     async def _talk(self) -> None:
@@ -296,6 +298,9 @@ class RemoteProcess(_Ending):
 
     def _take(self, channel: int, payload: bytes) -> None:
         if channel == STDOUT:
+            self._held += len(payload)
+            if self._held > limits.SSH_WINDOW_BYTES:
+                raise ssh_wrapper.BrokenFraming("more output than was asked for")
             if payload:
                 self._stdout.append(payload)
                 self._readable.set()
