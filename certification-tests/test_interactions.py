@@ -159,3 +159,16 @@ def test_a_name_that_an_agent_may_read_differently_is_inside_nothing(tmp_path: P
     assert not inside_lexically(root)(path, "")
     assert not inside_lexically(root)("x", path)
     assert not decide("allow-edits", request(paths=(path,)), inside_really(str(tmp_path))).allowed
+
+
+@pytest.mark.parametrize(
+    "path", [".git/config", "/ws/.git/hooks/pre-commit", "sub/.GIT/x", ".claude/settings.json", ".mcp.json"]
+)
+@pytest.mark.parametrize("kind", ["edit", "move"])
+def test_changing_what_makes_programs_run_commands_is_no_edit(path: str, kind: ToolKind) -> None:
+    """Our rule: git and the agents obey such files unasked, so writing one is running a command; reading one is not."""
+    decision = decide("allow-edits", request(kind, paths=(path,)), INSIDE)
+    assert (decision.allowed, decision.text_key) == (False, "approval.starts_programs")
+    assert not decide("allow-edits", request(kind, paths=(), diffs=(FileDiff(path, None, "x"),)), INSIDE).allowed
+    assert decide("allow-edits", request("read", paths=(path,)), INSIDE).allowed
+    assert decide("allow-edits", request(kind, paths=(".github/x", ".gitignore", "git/config")), INSIDE).allowed

@@ -3,7 +3,8 @@
 Guarantees: an answer is always one of the choices the agent offered or "cancelled"; a standing grant (``allow_always``) is
 never chosen; ``deny`` and ``ask`` never allow anything; under ``allow-edits`` an action is allowed only when it is wholly
 described, touches files and nothing else, and every file it names lies inside the workspace. A name that another program may
-read differently (a home, a URI, a variable, a NUL) lies inside nothing.
+read differently (a home, a URI, a variable, a NUL) lies inside nothing, and changing what makes programs run commands (a
+repository's own directory, the settings of agents and editors) is no edit.
 
 ``ask`` and vendor values this module does not know are denied with a text that says what was asked and how to change it,
 because nobody can be asked in the middle of a run.
@@ -29,6 +30,14 @@ DENY: Final = "deny"
 
 _FILE_KINDS: Final = frozenset({"read", "edit", "move", "search", "think"})
 _NEEDS_PATHS: Final = frozenset({"edit", "move"})
+_STARTS_PROGRAMS: Final = frozenset(
+    {
+        *(".git", ".claude", ".codex", ".gemini", ".opencode", ".qwen", ".vscode", ".idea"),
+        *(".mcp.json", ".envrc", "opencode.json", "opencode.jsonc"),
+    }
+)
+"""Names in a workspace whose content other programs obey: git's hooks, filters and monitors, hooks, plugins and servers of
+agents, tasks of editors. Git and the agents themselves read them unasked."""
 _GRANTS: Final[tuple[ChoiceKind, ...]] = ("allow_once", "allow_session")
 _REFUSALS: Final[tuple[ChoiceKind, ...]] = ("reject_once",)
 
@@ -87,6 +96,8 @@ def decide(policy: str, request: ApprovalRequested, inside: Inside) -> Decision:
             return Decision(Answer(choice_id=choice), allowed=True)
         return Decision(_refusal(request), False, "approval.no_single_grant", _described(request))
     key = {DENY: "approval.denied", ALLOW_EDITS: "approval.not_an_edit"}.get(policy, "approval.cannot_ask")
+    if policy == ALLOW_EDITS and _starts_programs(request):
+        key = "approval.starts_programs"
     return Decision(_refusal(request), False, key, _described(request))
 
 
@@ -99,9 +110,17 @@ def _edits_only(request: ApprovalRequested, inside: Inside) -> bool:
     if not request.complete or request.command or request.kind not in _FILE_KINDS:
         return False
     paths = (*request.paths, *(diff.path for diff in request.diffs))
-    if request.kind in _NEEDS_PATHS and not paths:
+    if request.kind in _NEEDS_PATHS and (not paths or _starts_programs(request)):
         return False
     return all(inside(path, request.cwd) for path in paths)
+
+
+def _starts_programs(request: ApprovalRequested) -> bool:
+    """Whether a file to be changed is one that makes other programs run commands."""
+    paths = (*request.paths, *(diff.path for diff in request.diffs))
+    return request.kind in _NEEDS_PATHS and any(
+        part.casefold() in _STARTS_PROGRAMS for path in paths for part in path.replace("\\", "/").split("/")
+    )
 
 
 def _pick(request: ApprovalRequested, kinds: tuple[ChoiceKind, ...]) -> str:
