@@ -12,14 +12,12 @@ Guarantees:
 - a run that is cancelled (by the host, its deadline or a revocation) leaves its session consistent: the turn is interrupted
   and the session kept when the turn has ended in time, else closed; that ending belongs to the installation, goes on when the
   caller is cancelled again, and is awaited by whoever waits for the installation or the next run of the session;
-- one run at a time uses a vendor session; the next one waits and says so;
 - a stored session id is replaced when another session was opened and kept by every failure;
 - a turn that fails costs its own message: it is told, and the next one goes to the session as long as that lives, else to a
   new process that resumes it (one attempt per message). Messages that are not worked on any more are counted and told;
 - between a person's last possible message and the terminal result nothing is awaited but the end of a session that isn't kept.
 
-What a run holds, in its order of release: LangBot's tools (revoked at once), the session (back to the pool or closed), the
-locks.
+Which session a run uses, and how that is opened and released, is :mod:`pkg.run_session`.
 """
 
 from __future__ import annotations
@@ -32,8 +30,6 @@ import math
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, TypeVar, overload
 
 from langbot_plugin.api.definition.components.runner.runner import Runner
@@ -47,24 +43,22 @@ from pkg.agent_api import (
     ApprovalRequested,
     Prompt,
     QuestionAsked,
-    SessionSpec,
     SessionStarted,
     TurnEnded,
 )
 from pkg.errors import AgentDied, CodingError, ProcessCleanupUnconfirmed, Refused
-from pkg.held_session import Held, discarded, ended, fingerprint, interrupted, start, stored
-from pkg.installations import Installation, Lease
-from pkg.langbot_tools import SessionTools, open_session_tools
+from pkg.held_session import Held, ended
+from pkg.installations import Installation
 from pkg.message_queue import MessageQueue
-from pkg.places import Place, inside_of, place_of
+from pkg.places import inside_of
 from pkg.product import Product, SpecInputs
 from pkg.results import Delivery
 from pkg.run_clock import RunClock
 from pkg.run_scope import run_scope
+from pkg.run_session import Asked, RunSession
 from pkg.session_store import SessionStore
-from pkg.settings import PluginSettings, RunnerSettings, parse
-from pkg.warm_sessions import Channel, LiveSession
-from pkg.worktrees import worktree
+from pkg.settings import RunnerSettings, parse
+from pkg.warm_sessions import Channel
 
 __all__ = ["Product", "SpecInputs", "run"]
 
@@ -121,29 +115,6 @@ class _NotTaken(Exception):
     """The session had died before it took the prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What a run was asked for, and by whom."""
-
-    authority: identity.Authority
-    actor: identity.Actor
-    installation: Installation
-    settings: RunnerSettings
-    plugin: PluginSettings
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """Which session a run uses, and how it is opened."""
-
-    place: Place
-    spec: SessionSpec
-    key: str
-    opened_with: str
-    store: SessionStore
-    keep: float
-
-
 class _Run:
     """One run; its installation sees it as an :class:`installations.Run`."""
 
@@ -166,18 +137,8 @@ class _Run:
         self._clock: RunClock | None = None
         self._over = asyncio.Event()
         self._ticked = 0.0
-        # The session and what is released with it.
-        self._held: Held | None = None
-        self._plan: _Plan | None = None
-        self._leases: dict[str, Lease] = {}
-        self._tools = contextlib.AsyncExitStack()
-        self._loose: SessionTools | None = None
-        self._opening: asyncio.Task[LiveSession] | None = None
-        self._acquiring: asyncio.Task[Lease] | None = None
-        self._store: SessionStore | None = None
+        self._session = RunSession(self)
         self._side: set[asyncio.Task[Any]] = set()
-        self._saves: set[asyncio.Task[None]] = set()
-        self._saving = ""
         self._release: asyncio.Task[None] | None = None
         self._messages: MessageQueue | None = None
         self._recovering: asyncio.Task[list[str]] | None = None
@@ -208,8 +169,7 @@ class _Run:
         try:
             failure = await self._guarded(self._steps())
             failure = await self._guarded(self._tell_left()) or failure
-            if self._saves:
-                await asyncio.wait(self._saves, timeout=limits.CLOSE_WAIT)
+            await self._session.saved()
             failure = await self._guarded(self._leave()) or failure
             await self._finish(failure)
         finally:
@@ -282,9 +242,10 @@ class _Run:
         await self._detached(text)
 
     async def _write_overflow(self, text: str) -> str:
-        if self._held is None or not self._held.place.launcher.local:
+        held = self._session.held
+        if held is None or not held.place.launcher.local:
             raise Refused("coding.internal")
-        return await overflow.writer(self._held.place.workspace, self.correlation)(text)
+        return await overflow.writer(held.place.workspace, self.correlation)(text)
 
     async def _emit(self, result: RunnerResult) -> None:
         self.terminated = self.terminated or result.type in TERMINAL
@@ -320,7 +281,7 @@ class _Run:
         cursor = identity.session_key(authority, self.conversation, actor, agent="steering-cursor", machine="", workspace="")
         self._recovering = self.spawn(steering.recover(self.ctx, judge, SessionStore(self.ctx, cursor)))
         self._messages.put(await self._prompt(settings))
-        await self._converse(_Asked(authority, actor, installation, settings, plugin), self._messages)
+        await self._converse(Asked(authority, actor, installation, settings, plugin), self._messages)
 
     def _parsed(self) -> RunnerSettings:
         settings = parse(self.product.settings, self.ctx.config)
@@ -359,149 +320,6 @@ class _Run:
         if refused:
             await self.delivery.notice("\n".join(texts.render(each.key, self.language, each.params) for each in refused))
 
-    # ---- the session
-
-    async def _planned(self, asked: _Asked) -> _Plan:
-        """Decide on the session and take its locks; may be tried again."""
-        authority, settings, plugin = asked.authority, asked.settings, asked.plugin
-        place = place_of(settings, plugin, authority)
-        if settings.workspace_mode == "worktree":
-            place = await self._in_worktree(place, asked)
-        spec = self.product.spec(
-            settings,
-            SpecInputs(
-                workspace=place.workspace,
-                location=settings.location,
-                env=settings.environment(plugin.secrets),
-                mcp_servers=settings.mcp_servers(plugin.secrets),
-            ),
-        )
-        owner = None if settings.share_session == "conversation" else asked.actor
-        stored_key = identity.session_key(
-            authority,
-            self.conversation,
-            owner,
-            agent=f"{self.product.name} {self.product.agent(settings)}",
-            machine=place.launcher.machine,
-            workspace=place.workspace,
-        )
-        for name in (f"session {stored_key}", *place.locks):
-            await self._lock(asked.installation, name)
-        return _Plan(
-            place,
-            spec,
-            key=identity.conversation_key(authority, self.conversation, owner),
-            opened_with=fingerprint(spec, place.launcher.machine, assets=settings.langbot_assets_enabled),
-            store=SessionStore(self.ctx, stored_key),
-            keep=settings.keep_warm if settings.reuse_session and place.may_keep else 0.0,
-        )
-
-    async def _ready(self, asked: _Asked) -> Held:
-        """A session that can be prompted: the one in hand, one that was kept, else one that is opened now."""
-        if self._held is not None and self._held.prompts:
-            return self._held
-        assert self._clock is not None
-        self._clock.pause(STARTING)
-        former = await self._abandon()
-        if self._plan is None:
-            self._plan = await self._planned(asked)
-        plan, settings, installation = self._plan, asked.settings, asked.installation
-        live = installation.warm.take(plan.key, plan.opened_with) if settings.reuse_session else None
-        if live is not None:
-            held = self._held = Held(live, live.attach(), plan.place, plan.keep, broken=True)
-            await self._renew_tools(live, plan, asked)
-            held.broken = False
-        else:
-            await self._during(installation.warm.settled(plan.key))
-            if not former and settings.reuse_session:
-                former = await self._during(plan.store.load()) or ""
-            spec = dataclasses.replace(plan.spec, resume_session_id=former)
-            tools = await self._new_tools(asked) if settings.langbot_assets_enabled else None
-            made = partial(LiveSession, plan.key, plan.opened_with, adopt=installation.adopt)
-            self._opening = installation.adopt(start(self.product.driver, spec, plan.place, tools, made), name="session open")
-            live = await self._until(self._opening)
-            self._opening, self._loose = None, None
-            held = self._held = Held(live, live.channel, plan.place, plan.keep)
-        if settings.reuse_session:
-            self._store = plan.store
-            self._save(live.session.session_id)
-        return held
-
-    async def _abandon(self) -> str:
-        """End a session, or an opening, that is of no use any more; the session's id."""
-        await self._tools.aclose()
-        if self._opening is not None:
-            await discarded(self._opening)
-            self._opening = None
-        if self._loose is not None:
-            await self._loose.close()
-            self._loose = None
-        if self._held is None:
-            return ""
-        live = self._held.live
-        await live.close()
-        self._held = None
-        return live.session.session_id
-
-    async def _in_worktree(self, place: Place, asked: _Asked) -> Place:
-        """The same place with a working directory of this chat's own."""
-        launcher, workspace = place.launcher, place.workspace
-        name = identity.session_key(
-            asked.authority, self.conversation, None, agent="worktree", machine=launcher.machine, workspace=workspace
-        )
-        lock = f"worktree {name}"
-        await self._lock(asked.installation, lock)
-        try:
-            path = await self._during(worktree(launcher, workspace, name[:15]))
-        finally:
-            self._leases.pop(lock).release()
-        return dataclasses.replace(place, workspace=path)
-
-    def _save(self, session_id: str) -> None:
-        if self._store is None or self._held is None or session_id in (self._held.live.stored_id, self._saving):
-            return
-        self._saving = session_id
-        self._saves.add(self.spawn(stored(self._store, self._held.live, session_id)))
-
-    async def _lock(self, installation: Installation, name: str) -> None:
-        if self._acquiring is not None:
-            await _given_back(self._acquiring)
-            self._acquiring = None
-        if name in self._leases:
-            return
-        self._acquiring = asyncio.ensure_future(installation.locks.acquire(name))
-        lease = await self._until(self._acquiring, limits.WAIT_NOTICE)
-        if lease is None:
-            await self.tell("status.waiting_for_turn")
-            lease = await self._until(self._acquiring)
-        self._leases[name] = lease
-        self._acquiring = None
-
-    async def _new_tools(self, asked: _Asked) -> SessionTools:
-        """An address of their own for LangBot's tools, answering for this run; closed with the session it is given to."""
-        tools = self._loose = await open_session_tools(asked.authority.binding)
-        await self._attach_tools(tools, asked.settings)
-        return tools
-
-    async def _attach_tools(self, tools: SessionTools, settings: RunnerSettings) -> None:
-        chosen = settings.knowledge_bases or None
-        await self._tools.enter_async_context(tools.attach(self.runner, self.ctx, knowledge_bases=chosen))
-
-    async def _renew_tools(self, live: LiveSession, plan: _Plan, asked: _Asked) -> None:
-        """This run's tools for a session that was kept: with a bearer of its own where the agent can take one."""
-        kept = live.companion
-        if not isinstance(kept, SessionTools):
-            return
-        if live.session.capabilities.live_mcp and plan.place.launcher.local:
-            fresh = await self._new_tools(asked)
-            if await self._during(live.session.renew_mcp((*plan.spec.mcp_servers, fresh.server))):
-                live.companion, self._loose = fresh, None
-                await kept.close()
-                return
-            await self._tools.aclose()
-            await fresh.close()
-        await self._attach_tools(kept, asked.settings)
-
     # ---- waiting, with everything that goes on meanwhile
 
     def spawn(self, work: Coroutine[Any, Any, Value]) -> asyncio.Task[Value]:
@@ -510,17 +328,18 @@ class _Run:
         self._side.add(task)
         return task
 
-    async def _during(self, work: Coroutine[Any, Any, Value]) -> Value:
+    async def during(self, work: Coroutine[Any, Any, Value]) -> Value:
+        """The result of ``work``, as :meth:`until` waits for it."""
         task = self.spawn(work)
-        return await self._until(task)
+        return await self.until(task)
 
     @overload
-    async def _until(self, task: asyncio.Future[Value]) -> Value: ...
+    async def until(self, task: asyncio.Future[Value]) -> Value: ...
 
     @overload
-    async def _until(self, task: asyncio.Future[Value], timeout: float) -> Value | None: ...
+    async def until(self, task: asyncio.Future[Value], timeout: float) -> Value | None: ...
 
-    async def _until(self, task: asyncio.Future[Value], timeout: float | None = None) -> Value | None:
+    async def until(self, task: asyncio.Future[Value], timeout: float | None = None) -> Value | None:
         """The task's result, while the clock runs and messages are heard; ``None`` after ``timeout`` seconds.
 
         Raises :class:`_Stopped` or the limit that is reached; the task then still belongs to whoever started it.
@@ -573,7 +392,7 @@ class _Run:
 
     async def _steer(self, prompt: Prompt) -> bool:
         """Put a message into the running turn; whether the agent took it."""
-        held = self._held
+        held = self._session.held
         if held is None or not held.turn_open or not held.live.session.capabilities.steer:
             return False
         taken = await held.live.session.steer(prompt)
@@ -585,7 +404,7 @@ class _Run:
         """The run's first message, behind those that the host dropped at the end of an earlier run."""
         if self._recovering is None:
             return prompt
-        missed = await self._until(self._recovering, limits.RECOVERY_WAIT)
+        missed = await self.until(self._recovering, limits.RECOVERY_WAIT)
         if missed is None:
             return prompt
         self._recovering = None
@@ -609,7 +428,7 @@ class _Run:
 
     # ---- turns
 
-    async def _converse(self, asked: _Asked, messages: MessageQueue) -> None:
+    async def _converse(self, asked: Asked, messages: MessageQueue) -> None:
         """Every message in order, each with its own turn; raises what ends the whole run."""
         first = True
         while await self._more(messages):
@@ -625,9 +444,9 @@ class _Run:
                 if exc.code == "coding.time_limit":
                     raise
                 await self._failed(exc)
-            if self._held is not None and not self._held.prompts:
+            if self._session.held is not None and not self._session.held.prompts:
                 # What the agent still had to take waits for its own turn now.
-                await self._held.live.close()
+                await self._session.held.live.close()
 
     async def _sent(self, messages: MessageQueue) -> None:
         """Let the chat take what was said, until a message or the time limit comes; ``/stop`` shortens it."""
@@ -655,7 +474,15 @@ class _Run:
             await self.tell("turn.cancelled_waiting" if count else "control.nothing_running", {"count": str(count)})
         return more
 
-    async def _answered(self, prompt: Prompt, asked: _Asked) -> None:
+    async def _ready(self, asked: Asked) -> Held:
+        held = self._session.held
+        if held is not None and held.prompts:
+            return held
+        assert self._clock is not None
+        self._clock.pause(STARTING)
+        return await self._session.open(asked)
+
+    async def _answered(self, prompt: Prompt, asked: Asked) -> None:
         """One message and its turn; a session that had died before it took the message is opened again, once."""
         held = await self._ready(asked)
         prompt = await self._with_missed(prompt)
@@ -673,8 +500,8 @@ class _Run:
         log.warning("run %s (%s): a turn ended: %s", self.ctx.run_id, self.correlation, problem.code)
         error = AgentError(problem.code, problem.detail, problem.params, problem.retryable)
         ended = TurnEnded("error", error)
-        if self._held is not None and self._held.turn_open:
-            self._held.broken = True
+        if self._session.held is not None and self._session.held.turn_open:
+            self._session.held.broken = True
         if self._clock is not None:
             self._clock.event(ended, time.monotonic())
         await self.delivery.end_turn(ended)
@@ -730,7 +557,7 @@ class _Run:
                 await self.delivery.end_turn(event, sentence=self._stopped_text() if cancelled else None)
                 return
             case SessionStarted(session_id=session_id):
-                self._save(session_id)
+                self._session.save(session_id)
             case ApprovalRequested():
                 assert self._settings is not None
                 inside = inside_of(held.place.launcher, held.live.session.directory)
@@ -767,33 +594,8 @@ class _Run:
     async def _released(self, installation: Installation) -> None:
         # Last in, first out; each is done whatever the others raise.
         async with contextlib.AsyncExitStack() as steps:
-            if self._acquiring is not None:
-                steps.push_async_callback(_given_back, self._acquiring)
-            for lease in self._leases.values():
-                steps.callback(lease.release)
-            if self._held is not None:
-                steps.push_async_callback(self._let_go, self._held, installation)
-            if self._loose is not None:
-                steps.push_async_callback(self._loose.close)
-            if self._opening is not None:
-                steps.push_async_callback(discarded, self._opening)
-            steps.push_async_callback(self._tools.aclose)
+            steps.push_async_callback(self._session.release, installation, revoked=self.revoked)
             steps.push_async_callback(ended, self._side)
-
-    async def _let_go(self, held: Held, installation: Installation) -> None:
-        if held.turn_open and not held.broken and not self.revoked and held.live.usable:
-            held.broken = not await interrupted(held)
-        if held.keep > 0 and not held.broken and not self.revoked and held.live.usable:
-            installation.warm.put(held.live, held.keep)
-        else:
-            await held.live.close()
-
-
-async def _given_back(acquiring: asyncio.Task[Lease]) -> None:
-    acquiring.cancel()
-    await asyncio.wait({acquiring})
-    if not acquiring.cancelled():
-        acquiring.result().release()
 
 
 def _raise_from(sending: asyncio.Task[Any], heard: bool) -> None:
