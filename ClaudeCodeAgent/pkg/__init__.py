@@ -1,0 +1,1 @@
+"""What the three runner packages share; vendored byte-identically, edited only in ``ACPAgentRunner``."""

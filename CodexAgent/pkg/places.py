@@ -1,0 +1,65 @@
+"""Where a run's agent lives, decided from the form and the kind of worker: launcher, workspace and what follows from them.
+
+``local`` is this machine (refused in the shared pool, which has neither processes nor a disk of its own per installation),
+``remote-ssh`` another account over SSH (allowed everywhere), ``daemon`` a user's own machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pkg import runtime_support
+from pkg.errors import Refused
+from pkg.identity import Authority
+from pkg.interactions import Inside, inside_lexically, inside_really
+from pkg.launch import Launcher, LocalLauncher
+from pkg.launch_ssh import SshLauncher, SshTarget
+from pkg.settings import PluginSettings, RunnerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place for one run."""
+
+    launcher: Launcher
+    workspace: str
+    may_keep: bool
+    """Whether a session may stay alive here between messages."""
+    locks: tuple[str, ...] = ()
+    """What only one run at a time may have."""
+
+
+def place_of(settings: RunnerSettings, plugin: PluginSettings, authority: Authority) -> Place:
+    """The place the form asks for; raises :class:`pkg.errors.CodingError` when it can't be had."""
+    if settings.location == "daemon":
+        raise Refused("coding.daemon_not_available")
+    launcher: Launcher
+    if settings.location == "local":
+        if authority.pooled:
+            raise Refused("coding.local_in_pool")
+        workspace = str(runtime_support.local_workspace(settings.workspace))
+        launcher = LocalLauncher()
+    else:
+        workspace = settings.workspace
+        launcher = SshLauncher(_target(settings, plugin))
+    exclusive = settings.workspace_mode == "exclusive"
+    locks = (f"workspace {launcher.machine} {workspace}",) if exclusive else ()
+    return Place(launcher, workspace, may_keep=not authority.pooled, locks=locks)
+
+
+def inside_of(launcher: Launcher, directory: str) -> Inside:
+    """How to judge whether a path an agent names lies inside its working directory, given as its place names it."""
+    return inside_really(directory) if launcher.local else inside_lexically(directory)
+
+
+def _target(settings: RunnerSettings, plugin: PluginSettings) -> SshTarget:
+    return SshTarget(
+        target=settings.ssh_target,
+        port=settings.ssh_port,
+        identity_file=settings.ssh_identity_file,
+        known_hosts=settings.ssh_known_hosts,
+        connect_timeout=settings.ssh_connect_timeout,
+        extra_options=settings.ssh_extra_options,
+        allow_local_commands=settings.ssh_allow_local_commands,
+        private_key=plugin.ssh_private_key_secret.get_secret_value(),
+    )

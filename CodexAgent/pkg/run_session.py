@@ -1,0 +1,286 @@
+"""The session one run uses: which one it is, how it is opened and opened again, and its release.
+
+Guarantees:
+
+- one run at a time uses a vendor session; the next one waits and says so;
+- a session that was kept is used only for its very key and settings; otherwise the stored id is resumed. A session that broke
+  inside the run is ended first and then resumed by its own id;
+- LangBot's tools answer for this run as long as it holds the session, and no longer;
+- what the run holds is released last in, first out, each whatever the others raise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar, overload
+
+from langbot_plugin.api.definition.components.runner.runner import Runner
+from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
+
+from pkg import identity, limits
+from pkg.agent_api import SessionSpec
+from pkg.held_session import Held, discarded, fingerprint, interrupted, start, stored
+from pkg.installations import Installation, Lease
+from pkg.langbot_tools import SessionTools, open_session_tools
+from pkg.places import Place, place_of
+from pkg.product import Product, SpecInputs
+from pkg.session_store import SessionStore
+from pkg.settings import PluginSettings, RunnerSettings
+from pkg.warm_sessions import LiveSession
+from pkg.worktrees import worktree
+
+Value = TypeVar("Value")
+
+
+class Owner(Protocol):
+    """The run, as its session needs it."""
+
+    runner: Runner
+    ctx: RunnerContext
+    product: Product
+    conversation: identity.Conversation
+
+    def spawn(self, work: Coroutine[Any, Any, Value]) -> asyncio.Task[Value]:
+        """Run ``work`` beside the loop; it ends, or is ended, with the run."""
+        ...
+
+    async def during(self, work: Coroutine[Any, Any, Value]) -> Value:
+        """The result of ``work``, while the run goes on living."""
+        ...
+
+    @overload
+    async def until(self, task: asyncio.Future[Value]) -> Value: ...
+
+    @overload
+    async def until(self, task: asyncio.Future[Value], timeout: float) -> Value | None: ...
+
+    async def tell(self, key: str, params: Mapping[str, str] | None = None) -> None:
+        """Tell the person a text of the catalogue."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a run was asked for, and by whom."""
+
+    authority: identity.Authority
+    actor: identity.Actor
+    installation: Installation
+    settings: RunnerSettings
+    plugin: PluginSettings
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Which session a run uses, and how it is opened."""
+
+    place: Place
+    spec: SessionSpec
+    key: str
+    opened_with: str
+    store: SessionStore
+    keep: float
+
+
+class RunSession:
+    """The session of one run, from its key to its release."""
+
+    def __init__(self, run: Owner) -> None:
+        """Nothing is held yet."""
+        self._run = run
+        self.held: Held | None = None
+        """The session in hand; may be broken or dead."""
+        self._former = ""
+        """The id of the session that was in hand before; the next one resumes it."""
+        self._plan: _Plan | None = None
+        self._leases: dict[str, Lease] = {}
+        self._tools = contextlib.AsyncExitStack()
+        self._loose: SessionTools | None = None
+        self._opening: asyncio.Task[LiveSession] | None = None
+        self._acquiring: asyncio.Task[Lease] | None = None
+        self._store: SessionStore | None = None
+        self._saves: set[asyncio.Task[None]] = set()
+        self._saving = ""
+
+    async def open(self, asked: Asked) -> Held:
+        """A session that can be prompted, in place of the one in hand: one that was kept, else one that is opened now.
+
+        Raises what the run's waiting raises and :class:`pkg.errors.CodingError`; may be tried again.
+        """
+        await self._abandon()
+        if self._plan is None:
+            self._plan = await self._planned(asked)
+        plan, settings, installation = self._plan, asked.settings, asked.installation
+        live = installation.warm.take(plan.key, plan.opened_with) if settings.reuse_session else None
+        if live is not None:
+            held = self.held = Held(live, live.attach(), plan.place, plan.keep, broken=True)
+            await self._renew_tools(live, plan, asked)
+            held.broken = False
+        else:
+            await self._run.during(installation.warm.settled(plan.key))
+            resume = self._former
+            if not resume and settings.reuse_session:
+                resume = await self._run.during(plan.store.load()) or ""
+            spec = dataclasses.replace(plan.spec, resume_session_id=resume)
+            tools = await self._new_tools(asked) if settings.langbot_assets_enabled else None
+            made = partial(LiveSession, plan.key, plan.opened_with, adopt=installation.adopt)
+            self._opening = installation.adopt(
+                start(self._run.product.driver, spec, plan.place, tools, made), name="session open"
+            )
+            live = await self._run.until(self._opening)
+            self._opening, self._loose = None, None
+            held = self.held = Held(live, live.channel, plan.place, plan.keep)
+        if settings.reuse_session:
+            self._store = plan.store
+            self.save(live.session.session_id)
+        return held
+
+    def save(self, session_id: str) -> None:
+        """Have the host store the session's id, beside the run, where sessions are reused and it isn't stored yet."""
+        if self._store is None or self.held is None or session_id in (self.held.live.stored_id, self._saving):
+            return
+        self._saving = session_id
+        self._saves.add(self._run.spawn(stored(self._store, self.held.live, session_id)))
+
+    async def saved(self) -> None:
+        """Wait until every id is stored, ``limits.CLOSE_WAIT`` seconds at most."""
+        if self._saves:
+            await asyncio.wait(self._saves, timeout=limits.CLOSE_WAIT)
+
+    async def release(self, installation: Installation, *, revoked: bool) -> None:
+        """Give everything back: the tools, the session (kept or closed), the locks. For the run's end, once."""
+        async with contextlib.AsyncExitStack() as steps:
+            if self._acquiring is not None:
+                steps.push_async_callback(_given_back, self._acquiring)
+            for lease in self._leases.values():
+                steps.callback(lease.release)
+            if self.held is not None:
+                steps.push_async_callback(_let_go, self.held, installation, revoked)
+            if self._loose is not None:
+                steps.push_async_callback(self._loose.close)
+            if self._opening is not None:
+                steps.push_async_callback(discarded, self._opening)
+            steps.push_async_callback(self._tools.aclose)
+
+    async def _planned(self, asked: Asked) -> _Plan:
+        """Decide on the session and take its locks; may be tried again."""
+        authority, settings, plugin = asked.authority, asked.settings, asked.plugin
+        place = place_of(settings, plugin, authority)
+        if settings.workspace_mode == "worktree":
+            place = await self._in_worktree(place, asked)
+        spec = self._run.product.spec(
+            settings,
+            SpecInputs(
+                workspace=place.workspace,
+                location=settings.location,
+                env=settings.environment(plugin.secrets),
+                mcp_servers=settings.mcp_servers(plugin.secrets),
+            ),
+        )
+        owner = None if settings.share_session == "conversation" else asked.actor
+        stored_key = identity.session_key(
+            authority,
+            self._run.conversation,
+            owner,
+            agent=f"{self._run.product.name} {self._run.product.agent(settings)}",
+            machine=place.launcher.machine,
+            workspace=place.workspace,
+        )
+        for name in (f"session {stored_key}", *place.locks):
+            await self._lock(asked.installation, name)
+        return _Plan(
+            place,
+            spec,
+            key=identity.conversation_key(authority, self._run.conversation, owner),
+            opened_with=fingerprint(spec, place.launcher.machine, assets=settings.langbot_assets_enabled),
+            store=SessionStore(self._run.ctx, stored_key),
+            keep=settings.keep_warm if settings.reuse_session and place.may_keep else 0.0,
+        )
+
+    async def _abandon(self) -> None:
+        """End a session, or an opening, that is of no use any more."""
+        await self._tools.aclose()
+        if self._opening is not None:
+            await discarded(self._opening)
+            self._opening = None
+        if self._loose is not None:
+            await self._loose.close()
+            self._loose = None
+        if self.held is not None:
+            self._former = self.held.live.session.session_id
+            await self.held.live.close()
+            self.held = None
+
+    async def _in_worktree(self, place: Place, asked: Asked) -> Place:
+        """The same place with a working directory of this chat's own."""
+        launcher, workspace = place.launcher, place.workspace
+        name = identity.session_key(
+            asked.authority, self._run.conversation, None, agent="worktree", machine=launcher.machine, workspace=workspace
+        )
+        lock = f"worktree {name}"
+        await self._lock(asked.installation, lock)
+        try:
+            path = await self._run.during(worktree(launcher, workspace, name[:15]))
+        finally:
+            self._leases.pop(lock).release()
+        return dataclasses.replace(place, workspace=path)
+
+    async def _lock(self, installation: Installation, name: str) -> None:
+        if self._acquiring is not None:
+            await _given_back(self._acquiring)
+            self._acquiring = None
+        if name in self._leases:
+            return
+        self._acquiring = asyncio.ensure_future(installation.locks.acquire(name))
+        lease = await self._run.until(self._acquiring, limits.WAIT_NOTICE)
+        if lease is None:
+            await self._run.tell("status.waiting_for_turn")
+            lease = await self._run.until(self._acquiring)
+        self._leases[name] = lease
+        self._acquiring = None
+
+    async def _new_tools(self, asked: Asked) -> SessionTools:
+        """An address of their own for LangBot's tools, answering for this run; closed with the session it is given to."""
+        tools = self._loose = await open_session_tools(asked.authority.binding)
+        await self._attach_tools(tools, asked.settings)
+        return tools
+
+    async def _attach_tools(self, tools: SessionTools, settings: RunnerSettings) -> None:
+        chosen = settings.knowledge_bases or None
+        await self._tools.enter_async_context(tools.attach(self._run.runner, self._run.ctx, knowledge_bases=chosen))
+
+    async def _renew_tools(self, live: LiveSession, plan: _Plan, asked: Asked) -> None:
+        """This run's tools for a session that was kept: with a bearer of its own where the agent can take one."""
+        kept = live.companion
+        if not isinstance(kept, SessionTools):
+            return
+        if live.session.capabilities.live_mcp and plan.place.launcher.local:
+            fresh = await self._new_tools(asked)
+            if await self._run.during(live.session.renew_mcp((*plan.spec.mcp_servers, fresh.server))):
+                live.companion, self._loose = fresh, None
+                await kept.close()
+                return
+            await self._tools.aclose()
+            await fresh.close()
+        await self._attach_tools(kept, asked.settings)
+
+
+async def _let_go(held: Held, installation: Installation, revoked: bool) -> None:
+    if held.turn_open and not held.broken and not revoked and held.live.usable:
+        held.broken = not await interrupted(held)
+    if held.keep > 0 and not held.broken and not revoked and held.live.usable:
+        installation.warm.put(held.live, held.keep)
+    else:
+        await held.live.close()
+
+
+async def _given_back(acquiring: asyncio.Task[Lease]) -> None:
+    acquiring.cancel()
+    await asyncio.wait({acquiring})
+    if not acquiring.cancelled():
+        acquiring.result().release()
