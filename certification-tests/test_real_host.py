@@ -3,7 +3,8 @@
 Surfaces: the web chat, Telegram with and without streaming, an agent bot on Telegram, the agents' debug stream.
 
 One host and one runtime serve the whole module. The agent is the scripted ACP agent, a local protocol fixture, started by the
-package as a ``custom`` provider; the chat service is a local Bot API fixture. Everything between them is real.
+package as a ``custom`` provider; the chat service is a local Bot API fixture that refuses what comes too fast: 20 messages and
+edits of a chat at once, then one per second (20 per minute in a group). Everything between them is real.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def place(host_python: Path, package_root: Path, tmp_path_factory: pytest.TempPa
     """Host, runtime and package for all tests here; afterwards both ended well and nothing of them runs."""
     root = tmp_path_factory.mktemp("langbot")
     scratch = tmp_path_factory.mktemp("scratch")
-    with FakeTelegram() as telegram:
+    with FakeTelegram(burst=20) as telegram:
         host = LangBotHost(host_python, root, telegram.url)
         with host:
             own = package_root == ROOT / packages.SOURCE
@@ -109,9 +110,15 @@ ANSWERS: dict[str, tuple[str, str]] = {
     "3000 emoji": ("many 50 " + "\U0001f600" * 60, "\U0001f600" * 3000),
     "100000 CJK": ("\n".join(f"many 100 {piece}" for piece in CJK), "".join(piece * 100 for piece in CJK)),
     "5000-character fence": (say(FENCE), FENCE),
-    "1 MB": ("many 162000", "".join(f"{i} " for i in range(162_000))),
+    "1 MB": ("many 159000", "".join(f"{i} " for i in range(159_000))),
 }
 """Name: what the agent is told, and the answer people must read."""
+
+IN_A_GROUP = "".join(f"Row {i:05d} of a long table. " for i in range(1_960))
+"""14 messages of Telegram, 28 calls of a bot that streams them: more than a group takes at once."""
+
+LONG = ("100000 CJK", "1 MB")
+"""At the pace of a chat these take from half a minute to nine, so they are on their way while other tests run."""
 
 
 # ------------------------------------------------------------------ installing
@@ -127,6 +134,65 @@ def test_a_stock_host_installs_the_package_and_offers_its_form(place: Place) -> 
 
 
 # ------------------------------------------------------------------ answers
+
+
+def shown(messages: list[Message]) -> str:
+    """All that stands in a chat, documents included."""
+    return "".join(each.text for each in messages)
+
+
+async def stands(fake: FakeTelegram, bot: str, chat: int, answer: str, seconds: float) -> None:
+    """Wait until the chat holds the answer: whole, once, in order, and no call for it was refused."""
+    wanted = ink(answer)
+    came = await asyncio.to_thread(fake.until, lambda: len(ink(shown(fake.chat(bot, chat)))) >= len(wanted), seconds)
+    refused = {call.problem for call in fake.calls if call.bot == bot and call.problem and call.fields["chat_id"] == str(chat)}
+    assert came, (refused, [each.text[:100] for each in fake.chat(bot, chat)][-5:])
+    await asyncio.to_thread(fake.quiet, bot, 2.5, 60)
+    assert ink(shown(fake.chat(bot, chat))) == wanted
+    assert refused == set()
+
+
+SURFACES = ("telegram streaming", "telegram single", "agent bot")
+LONG_ANSWERS = (*itertools.product(SURFACES, LONG), ("telegram streaming", "in a group"))
+
+
+@pytest.fixture(scope="module")
+def long_answers(place: Place) -> dict[tuple[str, str], tuple[str, int]]:
+    """Each of the long answers asked for, every one of a bot of its own: the bot and the chat."""
+    form = place.form(timeout=1800)
+    single = {**form, "reply-mode": "single"}
+    asked = {}
+    for surface, name in LONG_ANSWERS:
+        if surface == "agent bot":
+            bot = place.host.telegram_bot(agent=place.host.agent(place.runner, form))
+        elif surface == "telegram single":
+            bot = place.host.telegram_bot(pipeline=place.host.pipeline(place.runner, single), streaming=False)
+        else:
+            bot = place.host.telegram_bot(pipeline=place.host.pipeline(place.runner, form))
+        chat = next(CHATS)
+        if name == "in a group":
+            place.telegram.say(bot, say(IN_A_GROUP), chat=-chat)
+            asked[surface, name] = bot, -chat
+        else:
+            place.telegram.say(bot, ANSWERS[name][0], user=chat)
+            asked[surface, name] = bot, chat
+    return asked
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("surface", "name"), LONG_ANSWERS)
+async def test_the_beginning_of_a_long_answer_is_there_long_before_its_end(
+    place: Place, long_answers: dict[tuple[str, str], tuple[str, int]], surface: str, name: str
+) -> None:
+    """The pace of the chat holds back the rest, not the start."""
+    bot, chat = long_answers[surface, name]
+    fake = place.telegram
+    answer = ink(IN_A_GROUP if name == "in a group" else ANSWERS[name][1])
+
+    def begun() -> bool:
+        return bool(fake.chat(bot, chat)) and ink(fake.chat(bot, chat)[0].text)[:100] == answer[:100]
+
+    assert await asyncio.to_thread(fake.until, begun, 120)
 
 
 @pytest.mark.asyncio
@@ -157,27 +223,15 @@ async def test_every_answer_arrives_whole_once_in_order_on_the_web_chat(place: P
         assert chat.errors == []
 
 
-def shown(messages: list[Message]) -> str:
-    """All that stands in a chat, documents included."""
-    return "".join(each.text for each in messages)
-
-
 @pytest.mark.asyncio
-@pytest.mark.parametrize("name", ANSWERS)
-@pytest.mark.parametrize("surface", ["telegram streaming", "telegram single", "agent bot"])
+@pytest.mark.parametrize("name", [name for name in ANSWERS if name not in LONG])
+@pytest.mark.parametrize("surface", SURFACES)
 async def test_every_answer_arrives_whole_once_in_order_on_telegram(place: Place, surface: str, name: str) -> None:
     """A stock host cuts at 4,000 characters, sends nothing or sends twice; here all of it stands in the chat, once."""
     script, answer = ANSWERS[name]
     bot, chat = place.bots[surface], next(CHATS)
-    fake = place.telegram
-    fake.say(bot, script, user=chat)
-    wanted = ink(answer)
-    came = await asyncio.to_thread(fake.until, lambda: len(ink(shown(fake.chat(bot, chat)))) >= len(wanted), 300)
-    assert came, [each.text[:100] for each in fake.chat(bot, chat)][-5:]
-    await asyncio.to_thread(fake.quiet, bot, 2.5, 60)
-    assert ink(shown(fake.chat(bot, chat))) == wanted
-    refused = {call.problem for call in fake.calls if call.bot == bot and call.problem and call.fields["chat_id"] == str(chat)}
-    assert refused == set()
+    place.telegram.say(bot, script, user=chat)
+    await stands(place.telegram, bot, chat, answer, 300)
 
 
 @pytest.mark.asyncio
@@ -455,6 +509,17 @@ async def test_the_time_limit_ends_softly_and_names_its_field(place: Place) -> N
     assert text.startswith("Half of it.")
     assert "25 seconds" in text
     readable(text)
+
+
+@pytest.mark.asyncio
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize(("surface", "name"), LONG_ANSWERS)
+async def test_a_long_answer_arrives_whole_once_in_order_at_the_pace_of_its_chat(
+    place: Place, long_answers: dict[tuple[str, str], tuple[str, int]], surface: str, name: str
+) -> None:
+    """Sent as fast as it is written, most of it would be refused, and nobody tries again on a pipeline."""
+    bot, chat = long_answers[surface, name]
+    await stands(place.telegram, bot, chat, IN_A_GROUP if name == "in a group" else ANSWERS[name][1], 900)
 
 
 @pytest.mark.asyncio
