@@ -325,6 +325,7 @@ def test_what_a_person_is_told_when_asked_is_not_what_the_tool_says(announced: b
     request = ask(translator, {"toolCallId": "t", "content": [reason, diff]})[1]
     assert (request.reason, request.diffs) == ("because", (FileDiff("/w/a", None, "n"),))
     finished = feed(translator, update("tool_call_update", toolCallId="t", status="completed", rawOutput={"stdout": "file"}))[0]
+    assert isinstance(finished, ToolFinished)
     assert (finished.output, finished.diffs) == ("file", request.diffs)
 
 

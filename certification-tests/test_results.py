@@ -445,7 +445,7 @@ async def test_two_turns_of_one_run_are_two_bubbles() -> None:
 @pytest.mark.asyncio
 async def test_text_around_a_tool_call_is_two_paragraphs() -> None:
     """Agents end a thought before they act: the next one starts a paragraph, but not in the middle of code."""
-    tool = [(0.0, ToolStarted("1", "ls")), (0.0, ToolFinished("1", "completed"))]
+    tool: list[Step] = [(0.0, ToolStarted("1", "ls")), (0.0, ToolFinished("1", "completed"))]
     run = await play([(0, TextDelta("I look.")), *tool, (0, TextDelta("Found."))])
     assert run.messages == ["I look.\n\nFound."]
     run = await play([(0, TextDelta("```\na = 1\n")), *tool, (0, TextDelta("b = 2\n```"))])

@@ -22,14 +22,14 @@ from pkg.results import Delivery
 from testkit.host_model import PLACEHOLDER, AgentBotHost, Rejected
 
 
-class ScriptedRunner(Runner):  # type: ignore[misc]
+class ScriptedRunner(Runner):
     """Plays a script through a delivery, under a clock that only the script moves."""
 
     def __init__(self, steps: Sequence[Step], error: CodingError | None, reply_mode: str, finish: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._steps, self._error, self._mode, self._finish = steps, error, reply_mode, finish
 
-    async def run(self, ctx: RunnerContext) -> AsyncIterator[RunnerResult]:
+    async def run(self, ctx: RunnerContext) -> AsyncIterator[RunnerResult]:  # type: ignore[override]
         """The results the delivery emits, one after the other."""
         queue: asyncio.Queue[RunnerResult | None] = asyncio.Queue()
         now = [0.0]
@@ -83,7 +83,7 @@ async def play(
 ) -> list[RunnerResult]:
     """A whole run on an agent bot; what the SDK's runner yields."""
     runner = ScriptedRunner(steps, error, reply_mode, finish)
-    runner.bind_runtime(plugin_runtime_handler=host)
+    runner.bind_runtime(plugin_runtime_handler=host)  # type: ignore[no-untyped-call]
     ctx = ctx or context(adapter="TelegramAdapter", automatic=False)
     return [result async for result in runner.invoke(ctx)]
 
