@@ -38,6 +38,7 @@ _BLANK: Final = b" \t\r\n\x00"
 _MESSAGE_START: Final = re.compile(r'\{\s*"(?:jsonrpc|id|method|result|error|params)"\s*:')
 _DECODER: Final = json.JSONDecoder(strict=False)
 _PEEK_ID: Final = re.compile(rb'"id"\s*:\s*(\d+|"(?:[^"\\]|\\.){1,200}")')
+_CONTAINERS: Final = (dict, list)
 _PEEK_METHOD: Final = re.compile(rb'"method"\s*:\s*"')
 
 
@@ -153,13 +154,16 @@ def answer_to_oversized(line: Oversized) -> tuple[Message | None, Message | None
 
 def nested_deeper(value: Json, limit: int) -> bool:
     """Whether more than ``limit`` containers stand in each other; walks level by level, so nothing is too deep for it."""
-    level: list[Any] = [value]
-    for _ in range(limit + 1):
-        inside = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
-        if not inside:
+    level: list[Any] = [value] if isinstance(value, _CONTAINERS) else []
+    for _ in range(limit):
+        if not level:
             return False
-        level = [item for items in inside for item in items]
-    return True
+        inside: list[Any] = []
+        for item in level:
+            if item:  # most containers of a hostile message are empty
+                inside.extend(item.values() if type(item) is dict else item)
+        level = [item for item in inside if isinstance(item, _CONTAINERS)]
+    return bool(level)
 
 
 def answer_to_nested(message: Message) -> tuple[Message | None, Message | None]:
