@@ -336,6 +336,34 @@ def test_escape_sequences_of_an_agent_do_not_reach_the_terminal() -> None:
     assert shown(completed("a\x1b]0;title\x07b\x1b[2Jc")) == "a]0;titleb[2Jc\n"
 
 
+def test_what_comes_while_a_question_stands_follows_its_answer() -> None:
+    """The question stays the last line, and a tool's line does not wait for a line that the person's Enter has ended."""
+    out = io.StringIO()
+    screen = Screen(out, color=False)
+    screen.begin()
+    screen.ask("Allow it? ")
+    screen.result({"type": "tool.call.started", "data": {"tool_call_id": "1", "tool_name": "Create a"}})
+    screen.result(delta("Text"))
+    assert out.getvalue() == "Allow it? "
+    out.write("y\n")  # the terminal's echo
+    screen.answered("y", shown=True)
+    assert out.getvalue().startswith("Allow it? y\n  ▸ Create a\nText")
+    screen.ask("again? ")
+    screen.result(completed("Text, whole"))
+    screen.note("(no longer asked)")
+    assert out.getvalue().endswith("Text\nagain? \n, whole\n  (no longer asked)\n")
+
+
+def test_a_line_that_the_terminal_did_not_show_is_shown_with_its_question() -> None:
+    """What was typed ahead or comes from a pipe can be read where it belongs."""
+    out = io.StringIO()
+    screen = Screen(out, color=False)
+    screen.ask("you> ")
+    screen.answered("list the files", shown=False)
+    screen.result(completed("There are none."))
+    assert out.getvalue() == "you> list the files\nThere are none.\n"
+
+
 # ------------------------------------------------------------------ the whole demo
 
 
@@ -378,10 +406,37 @@ def test_ask_without_a_terminal_denies_and_says_so(tmp_path: Path) -> None:
 @pytest.mark.demo
 def test_a_wrong_command_line_is_told_at_once(tmp_path: Path) -> None:
     """Unknown agents and missing directories are no surprise after a minute."""
-    for arguments in (("--agent", "acp:nobody"), ("--workspace", str(tmp_path / "none")), ("--policy", "maybe")):
+    wrong = (
+        ("--agent", "acp:nobody"),
+        ("--agent", "'my agent"),
+        ("--agent", " "),
+        ("--workspace", str(tmp_path / "none")),
+        ("--policy", "maybe"),
+    )
+    for arguments in wrong:
         done = demo(*arguments)
         assert done.returncode == 2
         assert done.stderr.startswith("usage: demo.py")
+
+
+@pytest.mark.demo
+def test_a_home_that_takes_no_files_does_not_matter_to_the_demo_s_own_agent(tmp_path: Path) -> None:
+    """It has no account there; nothing is written into the person's home, and none is needed."""
+    home = tmp_path / "home"
+    home.write_text("a home that is no directory takes no files from anybody")
+    work = tmp_path / "work"
+    work.mkdir()
+    done = demo("--workspace", str(work), "--say", "create a.txt", HOME=str(home))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (work / "a.txt").exists()
+
+
+@pytest.mark.demo
+def test_what_keeps_the_demo_from_starting_is_told(tmp_path: Path) -> None:
+    """Without git there is no package: exit code 2, and the last line says what is missing."""
+    done = demo("--workspace", str(tmp_path), "--say", "hello", PATH=str(tmp_path))
+    assert done.returncode == 2
+    assert "git is not installed" in done.stdout
 
 
 class Terminal:
@@ -481,6 +536,9 @@ def test_at_a_terminal_ask_asks(tmp_path: Path) -> None:
     terminal.expect("you> ")
     terminal.type('create a.txt with "some text"\n')
     assert "+ some text" in terminal.expect("Allow it?")
+    terminal.type("yes, but tell me why\n")  # no answer to this question
+    terminal.expect("Allow it?")
+    assert not (tmp_path / "a.txt").exists()
     terminal.type("y\n")
     terminal.expect("Created a.txt")
     terminal.expect("you> ")

@@ -69,21 +69,33 @@ def options(arguments: Sequence[str]) -> Options:
         "--policy", choices=POLICIES, default="allow-edits", help="what the agent may do (default: %(default)s)"
     )
     named = ", ".join(f"acp:{name}" for name in presets.PRESETS)
-    parser.add_argument("--agent", default="", help=f"{named}, or a command that speaks ACP (default: {DEMO_AGENT})")
+    parser.add_argument("--agent", help=f"{named}, or a command that speaks ACP (default: {DEMO_AGENT})")
     parser.add_argument("--say", metavar="TEXT", help="send one message, show the answer and leave; fails unless there is one")
     given = parser.parse_args(arguments)
-    kind, colon, name = given.agent.partition(":")
+    kind, colon, name = (given.agent or "").partition(":")
     if kind == "acp" and colon and name not in presets.PRESETS:
         parser.error(f"no agent {given.agent}; known: {named}")
+    if given.agent is not None and not _is_command(given.agent):
+        parser.error("--agent needs the name of an agent or a command line whose quotes are closed")
     if given.workspace is not None and not given.workspace.is_dir():
         parser.error(f"{given.workspace} is not a directory")
     if given.say is not None and not given.say.strip():
         parser.error("--say needs a message")
-    return Options(given.workspace and given.workspace.resolve(), given.policy, given.agent, given.say)
+    return Options(given.workspace and given.workspace.resolve(), given.policy, given.agent or "", given.say)
 
 
-def runner_form(chosen: Options, workspace: Path, gate: Path | None) -> dict[str, Any]:
-    """The runner form as an operator would fill it in; with ``gate``, the socket where permission is asked."""
+def _is_command(text: str) -> bool:
+    try:
+        return bool(shlex.split(text))
+    except ValueError:
+        return False
+
+
+def runner_form(chosen: Options, workspace: Path, home: Path, gate: Path | None) -> dict[str, Any]:
+    """The runner form as an operator would fill it in; with ``gate``, the socket where permission is asked.
+
+    A real agent has the person's home, where its account is; the demo's own has ``home`` and leaves nothing in the person's.
+    """
     kind, _, name = chosen.agent.partition(":")
     preset = name if kind == "acp" else ""
     command: Sequence[str] = shlex.split(chosen.agent) if not preset else ()
@@ -100,6 +112,7 @@ def runner_form(chosen: Options, workspace: Path, gate: Path | None) -> dict[str
         "approval-policy": chosen.policy,
         "env-json": {
             **{name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ},
+            **({} if chosen.agent else {"HOME": str(home)}),
             **{name: f"${{secret:{name}}}" for name in os.environ if CREDENTIALS.match(name)},
         },
         "langbot-assets-enabled": False,
@@ -179,6 +192,7 @@ class Chat:
             self._run.cancel()
             await asyncio.wait({self._run})
             raise
+        self._screen.resume()
         if self._run.cancelled():
             self._screen.note("(cancelled)")
             return False
@@ -207,8 +221,7 @@ class Chat:
     async def talk(self, lines: Lines) -> None:
         """Send every line that is typed, until there are no more."""
         while True:
-            self._screen.ask("you> ")
-            line = await lines.next()
+            line = await lines.answer(self._screen, "you> ")
             if line is None:
                 self._screen.note("bye")
                 return
@@ -228,6 +241,8 @@ async def converse(chosen: Options, out: TextIO, log: Path, base: Path) -> int:
     assert this is not None
     interrupts = Interrupts(this)
     async with contextlib.AsyncExitStack() as stack:
+        if chosen.workspace is None:
+            stack.callback(_removed_if_empty, workspace)
         lines = Lines() if asked or chosen.say is None else None
         gate = base / "gate" if asked and lines is not None else None
         if gate is not None and lines is not None:
@@ -236,7 +251,9 @@ async def converse(chosen: Options, out: TextIO, log: Path, base: Path) -> int:
         worker = await stack.enter_async_context(
             sdk_worker(await asyncio.to_thread(built), base / "runtime", installations={"demo": plugin_form()})
         )
-        chat = Chat(worker, screen, runner_form(chosen, workspace, gate))
+        home = base / "home"
+        home.mkdir()
+        chat = Chat(worker, screen, runner_form(chosen, workspace, home, gate))
         interrupts.instead = chat.interrupt
         if chosen.say is None:
             if lines is not None:
@@ -248,6 +265,11 @@ async def converse(chosen: Options, out: TextIO, log: Path, base: Path) -> int:
             screen.note(screen.problem or "there was no answer")
             _show_log(log, out)
         return 0 if answered else 1
+
+
+def _removed_if_empty(directory: Path) -> None:
+    with contextlib.suppress(OSError):  # something was made in it, or it is gone already
+        directory.rmdir()
 
 
 def _listing(workspace: Path) -> str:
@@ -270,7 +292,7 @@ def main(arguments: Sequence[str]) -> int:
         base = Path(directory)
         log = base / "runtime.log"
         with log.open("wb") as file:
-            out = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
+            out = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8", errors="replace")
             for descriptor in (1, 2):  # the runtime and its worker talk a lot
                 os.dup2(file.fileno(), descriptor)
             try:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,15 +27,36 @@ class Lines:
     def __init__(self) -> None:
         """Starts reading; call it inside the loop."""
         self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[str | None] = asyncio.Queue()
+        self._typed: deque[str] = deque()
+        self._ended = False
+        self._news = asyncio.Event()
+        self._terminal = os.isatty(0)
         threading.Thread(target=self._read, name="stdin", daemon=True).start()
 
-    async def next(self) -> str | None:
-        """The next line without its end; ``None`` when there are no more."""
-        line = await self._queue.get()
-        if line is None:
-            self._queue.put_nowait(None)
+    async def answer(self, screen: Screen, question: str, *, fresh: bool = False) -> str | None:
+        """Ask, and the next line without its end; ``None`` when there are no more.
+
+        With ``fresh`` it is one that was ended after the question appeared; lines typed ahead are no answer to it and stay.
+        """
+        first = len(self._typed) if fresh else 0
+        ahead = len(self._typed) > first
+        screen.ask(question)
+        while len(self._typed) <= first:
+            if self._ended:
+                return None
+            self._news.clear()
+            await self._news.wait()
+        line = self._typed[first]
+        del self._typed[first]
+        screen.answered(line, shown=self._terminal and not ahead)
         return line
+
+    def _arrived(self, line: str | None) -> None:
+        if line is None:
+            self._ended = True
+        else:
+            self._typed.append(line)
+        self._news.set()
 
     def _read(self) -> None:
         rest = b""
@@ -42,9 +64,9 @@ class Lines:
             while data := os.read(0, 65536):
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
-                    self._loop.call_soon_threadsafe(self._queue.put_nowait, line.decode(errors="replace"))
+                    self._loop.call_soon_threadsafe(self._arrived, line.decode(errors="replace"))
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, None)
+            self._loop.call_soon_threadsafe(self._arrived, None)
 
 
 class Permissions:
@@ -101,14 +123,14 @@ class Permissions:
             self._screen.note(line)
         longer = "allow_always" in by_kind
         while True:
-            self._screen.ask(f"  Allow it? [y]es{', [a]lways in this session' if longer else ''}, [n]o: ")
-            typed = await self._lines.next()
-            answer = (typed or "n").strip().lower()[:1]
-            if answer == "y" and "allow_once" in by_kind:
+            question = f"  Allow it? [y]es{', [a]lways in this session' if longer else ''}, [n]o: "
+            typed = await self._lines.answer(self._screen, question, fresh=True)
+            answer = "no" if typed is None else typed.strip().lower()
+            if answer in ("y", "yes") and "allow_once" in by_kind:
                 return str(by_kind["allow_once"])
-            if answer == "a" and longer:
+            if answer in ("a", "always") and longer:
                 return str(by_kind["allow_always"])
-            if answer == "n" or typed is None:
+            if answer in ("n", "no"):
                 return None
 
 

@@ -2,7 +2,8 @@
 
 An answer arrives as texts that grow (``message.delta`` carries the whole text so far); the screen prints what is new. Tool
 calls get a line when they start and one when they end. They are told at once and text a little later, so a tool's line waits
-for the end of the line being written, at most :data:`PATIENCE` seconds. Nothing here waits or asks.
+for the end of the line being written, at most :data:`PATIENCE` seconds. While a question stands, results wait for its answer,
+so that it stays the last line. Nothing here waits or reads.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class Screen:
         self._line_open = False
         self._tools: dict[str, str] = {}
         self._held: list[str] = []
+        self._asking = False
+        self._later: list[Mapping[str, Json]] = []
         self._written_at = 0.0
         self.answer = ""
         """All completed messages of the current run."""
@@ -53,6 +56,9 @@ class Screen:
 
     def result(self, result: Mapping[str, Json]) -> None:
         """Print one result of the runner."""
+        if self._asking:
+            self._later.append(result)
+            return
         data = result.get("data") or {}
         match result.get("type"):
             case "message.delta":
@@ -78,16 +84,37 @@ class Screen:
 
     def note(self, text: str) -> None:
         """A line of our own, apart from the answer."""
+        self.resume()
         self._end_line()
         if self._held:
             self._release()
         self._write(f"\x1b[2m  {text}\x1b[0m\n" if self._color else f"  {text}\n")
 
     def ask(self, text: str) -> None:
-        """Text before something is typed; the line stays open."""
+        """Text before something is typed; the line stays open until :meth:`answered`, or until a line of our own is due."""
+        self.resume()
         self._end_line()
         self._release()
         self._write(text)
+        self._asking = True
+
+    def answered(self, line: str, *, shown: bool) -> None:
+        """Something was typed; ``shown`` when the terminal has put it, and the end of the line, behind the question."""
+        if shown:
+            self._line_open = False
+        else:
+            self._write(printable(line) + "\n")
+        self.resume()
+
+    def resume(self) -> None:
+        """No question stands (any more): print what came meanwhile."""
+        if self._asking:
+            self._asking = False
+            later, self._later = self._later, []
+            if later:
+                self._end_line()
+            for result in later:
+                self.result(result)
 
     def tick(self) -> None:
         """To be called often: tells what has been held long enough."""
