@@ -394,6 +394,16 @@ def members(package: str) -> dict[str, bytes]:
         return {item.filename.removeprefix("./"): archive.read(item) for item in archive.infolist() if not item.is_dir()}
 
 
+def test_a_copy_that_is_no_clone_is_told_to_be_one(tmp_path: Path) -> None:
+    """An unpacked archive knows nothing of what git tracks; the person reads what to get instead."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "scripts"), "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
+    command = [sys.executable, "-c", BUILD, str(tmp_path / "dist"), packages.SOURCE]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert "use a git clone instead of this copy" in done.stderr
+
+
 def test_a_file_that_vanishes_while_it_is_packed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our rule: a package is the working copy at one moment; somebody who tidies up meanwhile breaks no build."""
     here = {"main.py": ROOT / packages.SOURCE / "main.py", "gone.py": tmp_path / "gone.py"}

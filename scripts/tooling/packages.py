@@ -94,5 +94,6 @@ def _git(*arguments: str) -> str:
     except FileNotFoundError:
         raise SetupError("git is not installed") from None
     if done.returncode != 0:
-        raise SetupError(f"git cannot list the files of {ROOT}: {done.stderr.strip()}")
+        advice = "" if (ROOT / ".git").exists() else "\nA package holds what git tracks: use a git clone instead of this copy."
+        raise SetupError(f"git cannot list the files of {ROOT}: {done.stderr.strip()}{advice}")
     return done.stdout
