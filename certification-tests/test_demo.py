@@ -555,7 +555,8 @@ def test_at_a_terminal_ask_asks(tmp_path: Path) -> None:
 @pytest.mark.demo
 def test_a_killed_demo_leaves_no_process(tmp_path: Path) -> None:
     """SIGKILL in the middle of a command: the worker sees its pipe close, the supervisor ends the tree."""
-    terminal = Terminal("--workspace", str(tmp_path), "--policy", "allow-all")
+    # What it could not tidy up either goes with the directory of this test.
+    terminal = Terminal("--workspace", str(tmp_path), "--policy", "allow-all", TMPDIR=str(tmp_path))
     terminal.expect("you> ")
     terminal.type("run: sleep 300\n")
     terminal.expect("▸ sleep 300")
