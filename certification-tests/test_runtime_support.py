@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -335,6 +336,31 @@ async def test_waiting_for_a_session_never_blocks_the_loop(tmp_path: Path) -> No
             await asyncio.sleep(limits.SESSION_GUARD_POLL / 10)
         order.append("first")
     assert order == ["first", "second"]
+
+
+@pytest.mark.asyncio
+async def test_locks_of_killed_processes_do_not_pile_up(tmp_path: Path) -> None:
+    """Our rule: the next lock removes what killed writers left, and leaves alone what somebody holds."""
+    state = tmp_path / "state"
+    script = (
+        "import asyncio,os,signal,sys;sys.path.insert(0,sys.argv[1])\n"
+        "from pathlib import Path;from pkg import runtime_support as r\n"
+        "async def main():\n"
+        "  async with r.session_guard(Path(sys.argv[2]),sys.argv[2],sys.argv[3]): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(main())"
+    )
+    package = str(Path(runtime_support.__file__).parents[1])
+    state.mkdir(mode=0o700)
+    async with session_guard(state, tmp_path, "held"):
+        held = {path.name for path in state.iterdir()}
+        for session in ("a", "b"):
+            command = [sys.executable, "-c", script, package, str(state), session]
+            done = await asyncio.to_thread(subprocess.run, command, check=False, timeout=BOUND)
+            assert done.returncode == -signal.SIGKILL
+        assert len(list(state.iterdir())) == 2, "the second killed writer removed what the first had left"
+        async with session_guard(state, tmp_path, "next"):
+            assert len({path.name for path in state.iterdir()} - held) == 1
+        assert {path.name for path in state.iterdir()} == held
 
 
 @pytest.mark.asyncio

@@ -470,6 +470,9 @@ SESSION_GUARD_WAIT: Final = 5.0
 SESSION_GUARD_POLL: Final = 0.05
 """Seconds between two tries for a session's lock; the kernel tells nobody."""
 
+SESSION_GUARD_SWEEP: Final = 64
+"""Lock files beside one's own that each new lock looks at, to remove those of killed processes; each costs microseconds."""
+
 # ---- results of a run on their way to the host
 
 OUTBOX: Final = 64

@@ -19,6 +19,7 @@ import contextlib
 import enum
 import fcntl
 import hashlib
+import itertools
 import os
 import pwd
 import stat
@@ -350,6 +351,7 @@ async def session_guard(
             raise SessionUnavailable("coding.session_busy", retryable=True)
         await asyncio.sleep(limits.SESSION_GUARD_POLL)
     try:
+        _sweep(path)
         yield
     finally:
         # Removed while it is still locked: whoever opened it meanwhile sees that the name leads elsewhere and tries again.
@@ -369,6 +371,17 @@ def _private(directory: Path) -> Path:
     except OSError:
         raise SessionUnavailable("coding.state_unusable") from None
     return directory
+
+
+def _sweep(own: Path) -> None:
+    """Remove what killed processes left beside ``own``: a few files nobody holds, so that they never pile up."""
+    with contextlib.suppress(OSError, SessionUnavailable), os.scandir(own.parent) as entries:
+        others = (Path(entry) for entry in entries if entry.name.endswith(".lock") and entry.name != own.name)
+        for path in itertools.islice(others, limits.SESSION_GUARD_SWEEP):
+            fd = _try_lock(path)
+            if fd is not None:
+                path.unlink(missing_ok=True)
+                os.close(fd)
 
 
 def _try_lock(path: Path) -> int | None:
