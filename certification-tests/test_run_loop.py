@@ -960,7 +960,9 @@ async def test_revocation_ends_the_run_with_a_code_and_closes_its_session(tmp_pa
         await script.working.wait()
         await installations.revoke(binding())
         assert h.driver.sessions[0].closed.is_set()
-        assert (await run).reason == "coding.revoked"
+        done = await run
+        assert done.reason == "coding.revoked"
+        assert "Reference: " in done.terminal.data["error"]
 
 
 @pytest.mark.asyncio
@@ -1021,6 +1023,7 @@ async def test_an_unconfirmed_cleanup_in_the_background_is_told_in_the_next_run(
         done = await h.run("two", run_id="r2")
         assert len(done.shown) == 2
         assert "could not be confirmed" in done.shown[0]
+        assert "Reference: " in done.shown[0]
 
 
 @pytest.mark.asyncio

@@ -48,6 +48,11 @@ class CodingError(Exception):
         return f"{text}\n{self.detail}" if self.detail else text
 
 
+def referenced(text: str, language: str, correlation_id: str) -> str:
+    """An error's text for people, with the reference number under which log and ledger have it."""
+    return f"{text}\n{texts.render('error.reference', language, {'id': correlation_id})}"
+
+
 class SettingsError(CodingError):
     """A form field has a value that cannot be used; ``params["field"]`` names it."""
 

@@ -46,7 +46,7 @@ from pkg.agent_api import (
     SessionStarted,
     TurnEnded,
 )
-from pkg.errors import AgentDied, CodingError, ProcessCleanupUnconfirmed, Refused
+from pkg.errors import AgentDied, CodingError, ProcessCleanupUnconfirmed, Refused, referenced
 from pkg.held_session import Held, ended
 from pkg.installations import Installation
 from pkg.message_queue import MessageQueue
@@ -100,7 +100,8 @@ async def run(runner: Runner, ctx: RunnerContext, product: Product) -> AsyncGene
         if not work.cancelled():
             work.result()
         if this.revoked and not this.terminated:
-            yield RunnerResult.run_failed(ctx.run_id, texts.render("coding.revoked", this.language), "coding.revoked")
+            log.warning("run %s (%s) ended: coding.revoked", ctx.run_id, this.correlation)
+            yield this.failed(Refused("coding.revoked"))
     finally:
         outbox.close()
         work.cancel()
@@ -209,7 +210,12 @@ class _Run:
             log.exception("run %s (%s): its end could not be delivered", self.ctx.run_id, self.correlation)
         if not self.terminated:
             error = failure or CodingError("coding.internal")
-            await self._emit(RunnerResult.run_failed(self.ctx.run_id, error.text(self.language), error.code))
+            await self._emit(self.failed(error))
+
+    def failed(self, error: CodingError) -> RunnerResult:
+        """The terminal result where the run has no voice of its own any more."""
+        text = referenced(error.text(self.language), self.language, self.correlation)
+        return RunnerResult.run_failed(self.ctx.run_id, text, error.code, error.retryable)
 
     @property
     def delivery(self) -> Delivery:
@@ -276,7 +282,9 @@ class _Run:
         self._messages = MessageQueue(self.ctx, judge, self, self._steer)
         self._clock = self._started(settings)
         if installation.take_unconfirmed():
-            await self.tell("coding.cleanup_unconfirmed")
+            log.error("run %s (%s): an earlier cleanup could not be confirmed", self.ctx.run_id, self.correlation)
+            told = texts.render("coding.cleanup_unconfirmed", self.language)
+            await self.delivery.notice(referenced(told, self.language, self.correlation))
         plugin = parse(self.product.plugin_settings, self.runner.get_plugin_config())
         cursor = identity.session_key(authority, self.conversation, actor, agent="steering-cursor", machine="", workspace="")
         self._recovering = self.spawn(steering.recover(self.ctx, judge, SessionStore(self.ctx, cursor)))

@@ -34,7 +34,7 @@ from langbot_plugin.api.entities.builtin.runner.result import ProcessorLogPayloa
 from pkg import limits, texts
 from pkg.agent_api import AgentEvent, Notice, SessionStarted, TextDelta, ToolFinished, ToolStarted, TurnEnded, UsageReported
 from pkg.bubbles import Action, Bubbles, Complete
-from pkg.errors import CodingError
+from pkg.errors import CodingError, referenced
 from pkg.outbound import Outbound
 from pkg.pacing import Pace, Paces
 from pkg.progress import MODES, Progress
@@ -419,8 +419,7 @@ class Delivery:
 
     def _error_text(self, error: CodingError) -> str:
         text = clean(error.text(self._language)[: 2 * limits.NOTICE_CHARS]).strip()[: limits.NOTICE_CHARS]
-        reference = texts.render("error.reference", self._language, {"id": self._correlation_id})
-        return f"{text}\n{reference}"
+        return referenced(text, self._language, self._correlation_id)
 
     async def _finish_stream(self, told: str) -> None:
         await self._flush_notices(force=True)
