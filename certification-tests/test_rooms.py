@@ -65,10 +65,11 @@ def test_drivers_know_the_core_and_nothing_of_langbot(package_root: Path) -> Non
 
 
 @pytest.mark.parametrize("name", packages.NAMES)
-def test_what_a_user_s_machine_needs_is_importable_without_the_sdk(name: str) -> None:
+def test_what_a_user_s_machine_needs_is_importable_without_the_sdk(name: str, package_root: Path) -> None:
     """Drivers and places work where ``langbot_plugin`` is not installed."""
     command = [sys.executable, "-c", BLOCKED, *PLACELESS]
-    done = subprocess.run(command, cwd=ROOT / name, capture_output=True, text=True, timeout=120, check=False)
+    package = package_root if name == packages.SOURCE else package_root.parent / name
+    done = subprocess.run(command, cwd=package, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 
 

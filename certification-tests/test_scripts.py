@@ -356,6 +356,27 @@ def test_imports(package_root):
     assert wrong.returncode != 0 and "holds no extracted package" in wrong.stderr
 
 
+def test_workers_run_the_package_under_test(tmp_path: Path) -> None:
+    """With CODING_RUNNER_SOURCE_ROOT a real worker gets the extracted artifact, too; a missing one is said."""
+    extracted = tmp_path / "extracted" / "ACPAgentRunner"
+    packages.export(packages.SOURCE, extracted)
+    with (extracted / "main.py").open("a") as main:
+        main.write("# extracted\n")
+    source = """
+import zipfile
+import pytest
+from testkit.sdk_worker import built
+from tooling import SetupError
+def test_builds():
+    with zipfile.ZipFile(built()) as package:
+        assert package.read("main.py").endswith(b"# extracted\\n")
+    with pytest.raises(SetupError, match="holds no CodexAgent"):
+        built("CodexAgent")
+"""
+    done = suite(tmp_path, source, CODING_RUNNER_SOURCE_ROOT=str(tmp_path / "extracted"))
+    assert done.returncode == 0, done.stdout
+
+
 # ------------------------------------------------------------------ building
 
 

@@ -52,10 +52,12 @@ from langbot_plugin.runtime.security import (
 )
 from packaging.requirements import Requirement
 
+import pkg
 from testkit import hostile_trees
 from testkit.host_actions import HostActions, run_context
+from testkit.langbot_host import build_package
 from testkit.run_harness import Outcome
-from tooling import packages
+from tooling import ROOT, SetupError, packages
 
 Shape = Literal["dedicated", "pool"]
 AUTHOR = "langbot-team"
@@ -323,7 +325,16 @@ async def gone(processes: Mapping[int, str], bound: float = 10.0) -> bool:
 
 @functools.cache
 def built(name: str = "ACPAgentRunner") -> Path:
-    """The package as the SDK's own builder makes it from the working copy; built once per test process."""
+    """The package under test as the SDK's own builder makes it, built once per test process.
+
+    From the working copy, or from the extracted artifacts the suite's imports come from (``CODING_RUNNER_SOURCE_ROOT``).
+    """
     directory = tempfile.TemporaryDirectory(prefix="built-")
     atexit.register(directory.cleanup)
-    return packages.build(name, Path(directory.name))
+    imported = Path(pkg.__file__).parents[1]
+    if imported == ROOT / packages.SOURCE:
+        return packages.build(name, Path(directory.name))
+    extracted = imported if name == packages.SOURCE else imported.parent / name
+    if not (extracted / "manifest.yaml").is_file():
+        raise SetupError(f"{imported.parent} holds no {name}")
+    return build_package(extracted, Path(directory.name))

@@ -122,7 +122,7 @@ async def _serve(scratch: Path) -> Counter[str]:
         "say nobody": {"acp-command": "no-such-agent-4f1a"},
         "say never": {"timeout": "soon"},
     }
-    form = {
+    form: dict[str, Any] = {
         "langbot_assets_enabled": True,
         "keep_warm": 0,
         "provider": "custom",
