@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from acp.exceptions import RequestError
 
-from agent.client_requests import permission_outcome
+from agent.client_requests import ClientRequests, permission_outcome
 from agent.driver import AcpDriver
 from agent.grants import Grants, inner_command
 from agent.session import AcpSession
 from agent.terminals import character_start
+from agent.translate import Translator
+from agent.transport import Inbound
 from agent.workspace_files import FileRefused, WorkspaceFiles
 from pkg import limits
 from pkg.agent_api import (
+    AgentEvent,
     Answer,
     ApprovalRequested,
     Choice,
@@ -183,7 +187,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_reading_stays_inside_the_real_root(root: Path) -> None:
-    """Issue rule: links are resolved and must end inside; only regular UTF-8 text of bounded size is read."""
+    """Our rule: links are resolved and must end inside; only regular UTF-8 text of bounded size is read."""
     files = WorkspaceFiles(str(root))
     assert files.read_text(str(root / "a.txt")) == "one\ntwo\nthree\n"
     assert files.read_text(str(root / "inner")) == "one\ntwo\nthree\n"
@@ -200,7 +204,7 @@ def test_reading_stays_inside_the_real_root(root: Path) -> None:
 
 
 def test_writing_follows_no_link_at_all(root: Path) -> None:
-    """Issue rule: a link at any component refuses a write; an existing file keeps its mode; directories are made."""
+    """Our rule: a link at any component refuses a write; an existing file keeps its mode; directories are made."""
     files = WorkspaceFiles(str(root))
     (root / "a.txt").chmod(0o755)
     files.write_text(str(root / "a.txt"), "new é")
@@ -244,7 +248,7 @@ def test_a_root_that_is_a_link_works_under_both_names(root: Path, tmp_path: Path
 
 @pytest.mark.asyncio
 async def test_a_write_is_shown_and_done_only_when_allowed(root: Path) -> None:
-    """Issue rule: a write through the client goes through the approval policy, with its diff."""
+    """Our rule: a write through the client goes through the approval policy, with its diff."""
     async with acp.opened(root) as session:
         line = "request fs/write_text_file " + json.dumps({"path": str(root / "a.txt"), "content": "new"})
         events = await acp.turn(session, line, choose="reject_once")
@@ -263,6 +267,29 @@ async def test_a_write_is_shown_and_done_only_when_allowed(root: Path) -> None:
         answer = acp.text(await acp.turn(session, outside))
         assert "outside the workspace" in answer
         assert "secret" not in answer
+
+
+@pytest.mark.asyncio
+async def test_a_file_that_is_not_there_is_told_in_the_protocols_own_words(root: Path) -> None:
+    """Protocol v1: -32002, "Resource not found"; clients and agents go by the words as well as by the code."""
+    async with acp.opened(root) as session:
+        for path in (root / "none.txt", root / "none" / "a.txt"):
+            answer = acp.text(await acp.turn(session, "request fs/read_text_file " + json.dumps({"path": str(path)})))
+            failed = json.loads(answer)["failed"]
+            assert failed["code"] == -32002
+            assert failed["message"].startswith("Resource not found")
+
+
+@pytest.mark.asyncio
+async def test_an_agent_that_cannot_tell_a_new_file_from_a_failure_reads_it_as_empty(root: Path) -> None:
+    """Known agent's defect: Gemini CLI 0.61 reads before it writes and makes no file when that reading fails."""
+    async with acp.opened(root, {"name": "gemini-cli"}) as session:
+        answer = acp.text(await acp.turn(session, "request fs/read_text_file " + json.dumps({"path": str(root / "none.txt")})))
+        assert json.loads(answer) == {"content": ""}
+        outside = json.dumps({"path": str(root.parent / "none.txt")})
+        answer = acp.text(await acp.turn(session, "request fs/read_text_file " + outside))
+        assert json.loads(answer)["failed"]["code"] == -32602
+        assert not (root / "none.txt").exists()
 
 
 @pytest.mark.asyncio
@@ -301,6 +328,84 @@ def test_a_grant_for_a_command_is_for_that_command_in_that_place() -> None:
     assert inner_command("sh", ["-c", "x", "y"]) == "sh -c x y"
 
 
+def test_a_grant_for_a_command_covers_neither_another_shell_nor_variables_nobody_saw() -> None:
+    """Our rule: a program that is only called like a shell is another command, and so is one with another environment."""
+    grants = Grants()
+    grants.add(ApprovalRequested("a", "t", "execute", (), command="make"), standing=True)
+    assert not grants.take_command("/w/sh", ["-c", "make"], "/w")
+    assert not grants.take_command("make", [], "/w", {"LD_PRELOAD": "/w/x.so"})
+    assert grants.take_command("make", [], "/w", {"CLAUDECODE": "1", "TERM": "dumb"})
+    assert inner_command("/w/sh", ["-c", "make"]) == "/w/sh -c make"
+
+
+@pytest.mark.parametrize(
+    ("diffs", "current", "content", "covered"),
+    [
+        ([("", "whole")], None, "whole", True),
+        ([(None, "whole")], "before", "whole", True),
+        ([("b", "c")], "a b", "a c", True),
+        ([("b", "c")], "b b", "c c", True),
+        ([("b", "c"), ("a", "d")], "a b", "d c", True),
+        ([("a b", "c")], "a b", "c", True),
+        ([("b", "c")], "a b", "evil c", False),
+        ([("b", "")], "a b", "", False),
+        ([("b", "")], "a b", "evil", False),
+        ([("z", "c")], "a b", "c", False),
+        ([("b", "c")], None, "a c", False),
+        ([("", "whole")], None, "whole and more", False),
+    ],
+)
+def test_a_grant_for_an_edit_covers_the_shown_result_and_nothing_more(
+    diffs: list[tuple[str | None, str]], current: str | None, content: str, covered: bool
+) -> None:
+    """Our rule: the file becomes what was shown, whole or as the shown changes to what it holds; else it is asked again."""
+    grants = Grants()
+    shown = tuple(FileDiff("/w/a", old, new) for old, new in diffs)
+    grants.add(ApprovalRequested("a", "t", "edit", (), diffs=shown), standing=False)
+    assert not grants.take_write("/w/b", current, content)
+    assert grants.take_write("/w/a", current, content) is covered
+    assert not grants.take_write("/w/a", current, content)
+
+
+def side() -> tuple[ClientRequests, list[AgentEvent]]:
+    """The client's side of an open turn, and the events it emits."""
+    translator = Translator()
+    translator.opened("s-1")
+    translator.begin_turn()
+    events: list[AgentEvent] = []
+    return ClientRequests(translator, events.append, None, None), events
+
+
+@pytest.mark.asyncio
+async def test_an_answer_that_meets_the_end_of_its_turn_allows_nothing() -> None:
+    """Our rule: a turn ends for answers that are under way, too, and no grant outlives it."""
+    requests, events = side()
+    options = [{"optionId": "yes", "name": "Yes", "kind": "allow_once"}]
+    asked = Inbound({"toolCall": {"toolCallId": "t", "title": "make"}, "options": options}, 1)
+    handling = asyncio.create_task(requests.handle("session/request_permission", asked))
+    while not acp.of(events, ApprovalRequested):  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert requests.answer(acp.of(events, ApprovalRequested)[0].request_id, Answer("yes"))
+    requests.withdraw()
+    assert await handling == CANCELLED
+    assert requests._grants._grants == []
+
+
+@pytest.mark.asyncio
+async def test_an_id_that_is_open_is_not_taken_twice() -> None:
+    """Our rule: a repeated id is refused, so that the bound on open requests holds; afterwards it is free again."""
+    requests, events = side()
+    asked = Inbound({"toolCall": {"toolCallId": "t"}, "options": []}, None)
+    handling = asyncio.create_task(requests.handle("session/request_permission", asked))
+    while not acp.of(events, ApprovalRequested):  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    with pytest.raises(RequestError):
+        await requests.handle("session/request_permission", asked)
+    requests.withdraw()
+    assert await handling == CANCELLED
+    assert len(acp.of(events, ApprovalRequested)) == 1
+
+
 # ------------------------------------------------------------------ terminals
 
 
@@ -313,7 +418,7 @@ async def terminal(session: AcpSession, **params: Any) -> Any:
 
 @pytest.mark.asyncio
 async def test_a_command_runs_in_the_workspace_when_allowed(root: Path) -> None:
-    """Issue rule: terminals run inside the root, through the approval policy, with both outputs and the exit code."""
+    """Our rule: terminals run inside the root, through the approval policy, with both outputs and the exit code."""
     async with acp.opened(root, env={"GREETING": "hi"}) as session:
         script = 'echo "$GREETING $EXTRA"; pwd; echo err >&2; exit 3'
         env = [{"name": "EXTRA", "value": "there"}]
@@ -361,7 +466,7 @@ async def test_output_is_cut_at_its_front_between_characters(root: Path) -> None
 @pytest.mark.asyncio
 @pytest.mark.parametrize("end", ["turn", "interrupt", "close"])
 async def test_terminals_end_with_their_turn(root: Path, end: str) -> None:
-    """Issue rule: whatever a turn left running is gone when its end is told."""
+    """Our rule: whatever a turn left running is gone when its end is told."""
     async with acp.opened(root) as session:
         hostile = hostile_trees.command("setsid", root / "sub")
         opening = "open_term " + json.dumps({"command": hostile[0], "args": list(hostile[1:])})
@@ -462,3 +567,24 @@ async def test_a_terminal_whose_end_is_unconfirmed_is_never_a_clean_end(root: Pa
     for _ in range(2):
         with pytest.raises(ProcessCleanupUnconfirmed):
             await session.close()
+
+
+@pytest.mark.asyncio
+async def test_a_terminal_that_is_just_starting_is_gone_before_its_turn_is_told_to_end(tmp_path: Path) -> None:
+    """Our rule: an agent that ends its turn right behind its request leaves no command running."""
+    mark, go = tmp_path / "pid", tmp_path / "go"
+    params = {"sessionId": "s-1", "command": "/bin/sh", "args": ["-c", f"echo $$ > {mark}; exec sleep 600"]}
+    line = json.dumps({"jsonrpc": "2.0", "id": "t", "method": "terminal/create", "params": params}) + "\n"
+
+    def allow(asked: ApprovalRequested) -> Answer:
+        go.touch()
+        return Answer("allow_once")
+
+    async with acp.opened(tmp_path) as session:
+        for number in range(5):
+            go.unlink(missing_ok=True)
+            await acp.turn(session, f"raw {json.dumps(line)}", f"until {go}", f"say {number}", choose=allow)
+            assert session._terminals is not None
+            assert (session._terminals._starting, session._terminals._open) == (0, {})
+            if mark.exists() and (pid := mark.read_text().strip()):
+                assert not hostile_trees.start_time(int(pid))

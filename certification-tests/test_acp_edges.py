@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import json
 import logging
 import weakref
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from agent.driver import AcpDriver
 from agent.session import AcpSession
 from pkg import limits
-from pkg.agent_api import Notice, Prompt, TextDelta, TurnEnded
+from pkg.agent_api import ApprovalRequested, Notice, Prompt, TextDelta, TurnEnded
 from pkg.errors import AgentDied, CodingError
 from pkg.launch import LocalLauncher
 from testkit import acp_harness as acp
@@ -43,7 +44,7 @@ def pids(text: str) -> dict[int, str]:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("size", [64 * KIB - 1, 64 * KIB, 64 * KIB + 1, MIB - 1, MIB, MIB + 1, 8 * MIB, 40 * MIB])
 async def test_a_line_of_any_size_under_the_limit_is_delivered_whole(tmp_path: Path, size: int) -> None:
-    """Field rule: 64 KiB (asyncio's own limit) and everything up to ``AGENT_LINE_BYTES`` arrives, and the next turn works."""
+    """Our rule: 64 KiB (asyncio's own limit) and everything up to ``AGENT_LINE_BYTES`` arrives, and the next turn works."""
     async with acp.opened(tmp_path) as session:
         text = acp.text(await acp.turn(session, f"huge {size}", "say end"))
         assert text.endswith("xend")
@@ -107,7 +108,7 @@ async def test_a_large_prompt_arrives_whole(tmp_path: Path) -> None:
     ],
 )
 async def test_noise_of_any_kind_changes_nothing(tmp_path: Path, noise: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Facts: each of these kills or floods the library's own reader; here the text around it arrives and nothing is logged."""
+    """Measured: each kills or floods the library's own reader; here the text around it arrives, nothing is logged."""
     with caplog.at_level(logging.INFO):
         async with acp.opened(tmp_path, {"banner": ["> agent@1.0 start", ""]}) as session:
             events = await acp.turn(session, "say a", noise, "say b")
@@ -118,7 +119,7 @@ async def test_noise_of_any_kind_changes_nothing(tmp_path: Path, noise: str, cap
 
 @pytest.mark.asyncio
 async def test_batches_crlf_marks_and_split_characters_are_read(tmp_path: Path) -> None:
-    """Field rule: the same text out, whatever the bytes around it and wherever they are cut."""
+    """Our rule: the same text out, whatever the bytes around it and wherever they are cut."""
     async with acp.opened(tmp_path) as session:
         one = '{"method":"session/update","params":{"sessionId":"s-1","update":{"sessionUpdate":"agent_message_chunk",'
         one += '"content":{"type":"text","text":"%s"}}}}'
@@ -141,7 +142,7 @@ async def test_batches_crlf_marks_and_split_characters_are_read(tmp_path: Path) 
 
 @pytest.mark.asyncio
 async def test_a_flood_on_stderr_blocks_nobody(tmp_path: Path) -> None:
-    """Facts: 1 MB on an undrained stderr deadlocks the library's own process helper."""
+    """Measured: 1 MB on an undrained stderr deadlocks the library's own process helper."""
     async with acp.opened(tmp_path) as session:
         assert acp.text(await acp.turn(session, f"stderr {8 * MIB}", "say done")) == "done"
 
@@ -242,7 +243,7 @@ async def test_an_agent_that_closes_its_output_and_stays_is_ended(tmp_path: Path
 
 @pytest.mark.asyncio
 async def test_a_dead_leader_whose_child_holds_the_output_is_noticed(tmp_path: Path) -> None:
-    """Facts: after SIGKILL of only the leader a surviving child can hold stdout, so that the prompt never fails by itself."""
+    """Measured: after SIGKILL of only the leader a surviving child can hold stdout, so the prompt never fails by itself."""
     async with acp.opened(tmp_path) as session:
         go = tmp_path / "go"
         await session.prompt(Prompt(f"hold\nuntil {go}\nkill"))
@@ -281,7 +282,7 @@ async def test_a_crash_between_turns_ends_the_stream(tmp_path: Path) -> None:
 async def test_an_agent_that_cannot_open_says_why_and_leaves_nothing(
     tmp_path: Path, config: dict[str, object], code: str, words: str
 ) -> None:
-    """Issue rule: each ends in one typed error with the agent's last words (the suite looks for children)."""
+    """Our rule: each ends in one typed error with the agent's last words (the suite looks for children)."""
     hanging = config.get("initialize") == "hang"
     with pytest.raises(CodingError) as caught:
         async with acp.opened(tmp_path, config, initialize_timeout=0.5 if hanging else acp.BOUND):
@@ -301,7 +302,7 @@ async def test_a_missing_command_is_the_launchers_error(tmp_path: Path) -> None:
 
 @pytest.mark.asyncio
 async def test_an_agent_that_stopped_reading_does_not_hold_close(tmp_path: Path) -> None:
-    """Facts: with a stalled stdin and a 4 MB prompt the library's own exit hangs for ever, even under a timeout."""
+    """Measured: with a stalled stdin and a 4 MB prompt the library's own exit hangs for ever, even under a timeout."""
     async with acp.opened(tmp_path) as session:
         processes = pids(acp.text(await acp.turn(session, "child", "stall")))
         sending = asyncio.create_task(session.prompt(Prompt("x" * 4 * MIB)))
@@ -350,3 +351,83 @@ async def test_nothing_of_the_opener_is_kept_in_the_sessions_tasks(tmp_path: Pat
         earlier.cancel()
         await session.close()
     assert asyncio.all_tasks() <= before
+
+
+# ------------------------------------------------------------------ an agent that wants the worker to fail
+
+
+def nested(depth: int) -> str:
+    return '{"a":' * depth + "1" + "}" * depth
+
+
+def raw(line: str) -> str:
+    return "raw " + json.dumps(line + "\n")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "update",
+    [
+        '{"sessionUpdate":"tool_call","toolCallId":"d","title":"t","kind":"edit","rawInput":' + nested(90) + "}",
+        '{"sessionUpdate":"tool_call","toolCallId":"d","title":"t","kind":"edit","rawInput":' + nested(600) + "}",
+        '{"sessionUpdate":"tool_call","toolCallId":"d","title":"t","status":"completed","rawOutput":' + nested(900) + "}",
+        '{"sessionUpdate":"usage_update","used":1,"size":2,"cost":{"amount":' + "9" * 400 + ',"currency":"USD"}}',
+        '{"sessionUpdate":"usage_update","used":Infinity,"size":NaN,"cost":{"amount":NaN}}',
+    ],
+    ids=["nested 90", "nested 600", "nested 900", "a number no float holds", "no numbers"],
+)
+async def test_values_of_any_depth_and_size_leave_the_reader_alive(
+    tmp_path: Path, update: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Our rule: what one update holds never ends the reading of the next; the turn ends by itself and nothing is logged."""
+    line = '{"jsonrpc":"2.0","method":"session/update","params":{"sessionId":"s-1","update":' + update + "}}"
+    async with acp.opened(tmp_path) as session:
+        events = await acp.turn(session, raw(line), "say end")
+        assert acp.text(events) == "end"
+        assert acp.ended(events) == TurnEnded("end_turn")
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("method", ["session/request_permission", "elicitation/create", "fs/write_text_file"])
+async def test_a_request_nested_too_deeply_is_refused(tmp_path: Path, method: str) -> None:
+    """Our rule: such a request gets its one answer, and nobody is asked about it."""
+    params = '{"sessionId":"s-1","toolCall":{"toolCallId":"p","kind":"edit","rawInput":' + nested(500) + "}}"
+    line = '{"jsonrpc":"2.0","id":"q","method":"' + method + '","params":' + params + "}"
+    async with acp.opened(tmp_path) as session:
+        events = await acp.turn(session, raw(line), "tell_reply q")
+        assert '"code": -32600' in acp.text(events)
+        assert acp.of(events, ApprovalRequested) == []
+
+
+@pytest.mark.asyncio
+async def test_a_reader_that_fails_ends_the_turn_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our rule: a defect of our own in reading is told as a lost agent; it never leaves a turn waiting for ever."""
+    async with acp.opened(tmp_path) as session:
+        monkeypatch.setattr(session._peer.transport, "_on_notification", lambda method, params: 1 / 0)
+        events = await acp.turn(session, "say x", "hang")
+        end = acp.ended(events)
+        assert end.error is not None
+        assert end.error.code == "coding.agent_output_closed"
+
+
+@pytest.mark.asyncio
+async def test_an_agent_that_asks_and_does_not_read_is_not_heard_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our rule: small requests for large answers cannot fill the worker; the session can still be ended."""
+    monkeypatch.setattr(limits, "ACP_UNREAD_BYTES", 2 * MIB)
+    (tmp_path / "big").write_text("x" * MIB)
+    params = {"sessionId": "s-1", "path": str(tmp_path / "big")}
+    asks = [{"jsonrpc": "2.0", "id": f"r{n}", "method": "fs/read_text_file", "params": params} for n in range(60)]
+    log = tmp_path / "log"
+    async with acp.opened(tmp_path, {"log": str(log)}) as session:
+        lines = "".join(json.dumps(ask) + "\n" for ask in asks)
+        async with asyncio.timeout(acp.BOUND):
+            await session.prompt(Prompt("\n".join(["stall", f"raw {json.dumps(lines)}", "say unheard"])))
+        transport = session._peer.transport
+        await acp.poll(lambda: transport._unread >= 2 * MIB)
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert transport._unread < 2 * MIB + 2 * (MIB + KIB)
+    assert transport._unread == 0

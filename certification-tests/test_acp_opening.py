@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import json
+import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -120,7 +122,7 @@ BROWSER = {"id": "browser", "name": "Log in with a browser"}
     ids=["env_var", "gemini", "qwen"],
 )
 async def test_a_key_in_the_environment_signs_in_once(tmp_path: Path, method: dict[str, Any], env: dict[str, str]) -> None:
-    """Field rule: -32000 is answered with a sign-in that needs nothing but variables that are there, then tried once more."""
+    """Our rule: -32000 is answered with a sign-in that needs nothing but variables that are there, then tried once more."""
     log = tmp_path / "log"
     config = {"auth": "required", "auth_methods": [BROWSER, method], "log": str(log)}
     async with acp.opened(tmp_path, config, env=env) as session:
@@ -133,7 +135,7 @@ async def test_a_key_in_the_environment_signs_in_once(tmp_path: Path, method: di
 @pytest.mark.asyncio
 @pytest.mark.parametrize("auth", ["required", "broken", "useless"])
 async def test_without_a_key_people_are_told_what_to_run_and_no_browser_opens(tmp_path: Path, auth: str) -> None:
-    """Field rule: never a browser login from a headless host; say the command and the machine instead."""
+    """Our rule: never a browser login from a headless host; say the command and the machine instead."""
     log = tmp_path / "log"
     config = {"auth": auth, "auth_methods": [BROWSER, KEY], "log": str(log), "name": "opencode"}
     env = {} if auth == "required" else {"AGENT_KEY": "canary-key"}
@@ -141,7 +143,10 @@ async def test_without_a_key_people_are_told_what_to_run_and_no_browser_opens(tm
         async with acp.opened(tmp_path, config, env=env):
             pytest.fail("it opened")
     assert caught.value.code == "coding.agent_login_required"
-    assert caught.value.params == {"command": "opencode auth login", "machine": LocalLauncher().machine}
+    label = f"{getpass.getuser()}@{socket.gethostname()}"
+    assert caught.value.params == {"command": "opencode auth login", "machine": label}
+    assert f"({label})" in str(caught.value)
+    assert str(tmp_path) not in str(caught.value)
     assert "opencode auth login" in str(caught.value)
     assert len(acp.received(log, "authenticate")) == (0 if auth == "required" else 1)
 

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from agent import presets
-from agent.failures import Redactor, is_error_json, readable
+from agent.failures import is_error_json, readable
 from agent.prompts import FOLDER, prompt_blocks, safe_name
 from agent.workspace_files import WorkspaceFiles
 from pkg.agent_api import Attachment, Notice, Prompt, TurnEnded
@@ -115,7 +115,7 @@ async def test_files_made_for_a_prompt_are_gone_with_the_session(tmp_path: Path)
 
 
 def test_an_installed_agent_is_preferred_and_a_pinned_package_the_fallback() -> None:
-    """Issue rule: never an unpinned package; where neither is there, the agent's own name is what is looked for."""
+    """Our rule: never an unpinned package; where neither is there, the agent's own name is what is looked for."""
     for name, preset in presets.PRESETS.items():
         assert presets.command_for(name, "", lambda program: f"/bin/{program}") == preset.command
         assert presets.command_for(name, "", lambda program: None) == preset.command
@@ -154,7 +154,7 @@ def test_elsewhere_the_place_itself_prefers_the_installed_agent(tmp_path: Path) 
     ],
 )
 def test_a_provider_or_command_that_cannot_be_used_names_its_field(provider: str, custom: str, code: str) -> None:
-    """Issue rule: unknown provider, empty or unparsable command: one readable error."""
+    """Our rule: unknown provider, empty or unparsable command: one readable error."""
     if code == "coding.ok":
         assert presets.command_for(provider, custom, None) == ("#", "only")
         return
@@ -206,11 +206,3 @@ def test_error_objects_are_told_from_other_json() -> None:
     assert not is_error_json('{"message": "m"}')
     assert not is_error_json("[1]")
     assert not is_error_json("[" * 100_000)
-
-
-def test_known_secrets_are_replaced_and_short_ones_left() -> None:
-    """Our rule: a secret is never shown; what is too short to be one is no reason to mangle a text."""
-    redact = Redactor(["canary-secret", "canary-secret-longer", "abc", ""])
-    assert redact("x canary-secret-longer canary-secret abc") == "x *** *** abc"
-    assert "canary" not in repr(redact)
-    assert Redactor([])("text") == "text"

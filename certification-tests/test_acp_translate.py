@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent import wire
 from agent.translate import Translator
 from pkg import limits
 from pkg.agent_api import (
@@ -516,3 +517,44 @@ def test_an_endless_error_like_text_is_released_at_its_bound() -> None:
     events = feed(translator, *(said(piece) for piece in pieces))
     events += translator.end_turn(failed=False).events
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "".join(pieces)
+
+
+def test_what_unfinished_calls_carry_is_bounded_together() -> None:
+    """Our rule: beyond ``ACP_HELD_TOOL_BYTES`` the oldest end early; what has ended weighs nothing."""
+    translator = running()
+    piece = "x" * (limits.ACP_HELD_TOOL_BYTES // 4)
+    done = [update("tool_call", toolCallId=f"d{n}", title="A", rawInput={"a": piece}, status="completed") for n in range(10)]
+    assert len([event for event in feed(translator, *done) if isinstance(event, ToolFinished)]) == 10
+    calls = [update("tool_call", toolCallId=str(n), title="A", rawInput={"a": piece}, status="in_progress") for n in range(6)]
+    events = feed(translator, *calls)
+    ended = [event.tool_call_id for event in events if isinstance(event, ToolFinished)]
+    assert ended == ["0", "1", "2"]
+    assert translator._carried <= limits.ACP_HELD_TOOL_BYTES
+    translator.end_turn(failed=False)
+    assert translator._carried < limits.ACP_HELD_TOOL_BYTES // 100
+
+
+def test_endless_ids_of_calls_are_kept_as_digests_and_stay_different() -> None:
+    """Our rule: an id is remembered for the session, so its length is bounded."""
+    translator = running()
+    ids = ["x" * 1_000_000 + end for end in ("a", "b")]
+    events = feed(translator, *(update("tool_call", toolCallId=each, title="A", status="completed") for each in ids))
+    started = [event.tool_call_id for event in events if isinstance(event, ToolStarted)]
+    assert len(set(started)) == 2
+    assert max(map(len, translator._used_ids)) <= limits.ACP_ID_CHARS
+
+
+@pytest.mark.parametrize(
+    ("raw_input", "expected"),
+    [
+        ({"dir_path": "/etc"}, ("/etc",)),
+        ({"paths": ["/a", "b", 3]}, ("/a", "b")),
+        ({"targetFile": "x", "uri": "file:///etc"}, ("x", "file:///etc")),
+        ({"pattern": "/etc/*", "include": ["../up", "src/*"]}, ("/etc/*", "../up")),
+        ({"pattern": "a.*b", "glob": "**/*.py"}, ()),
+        ({"file": "line one\nline two"}, ()),
+    ],
+)
+def test_files_are_found_under_whatever_key_an_agent_names_them(raw_input: Any, expected: tuple[str, ...]) -> None:
+    """Our rule: what a policy judges must hold every place a call names, also a pattern that leads out of the workspace."""
+    assert wire.paths_of(None, raw_input) == expected

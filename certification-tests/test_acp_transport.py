@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.transport import LineAssembler, Oversized, answer_to_oversized, parse_line
+from agent.transport import LineAssembler, Oversized, answer_to_nested, answer_to_oversized, nested_deeper, parse_line
 
 
 def lines_of(data: bytes, cuts: list[int], limit: int = 1000) -> list[bytes | Oversized]:
@@ -155,3 +155,28 @@ def test_a_dropped_request_is_refused_and_a_dropped_notification_forgotten() -> 
     assert reply is not None
     assert reply["id"] == "a-1"
     assert answer_to_oversized(Oversized(9, b'{"method":"session/update","params":{"x', b'"}}')) == (None, None)
+
+
+@pytest.mark.parametrize("inside", [{"a": 1}, [1], "text", {}, []])
+@pytest.mark.parametrize("depth", [0, 5, 900])
+def test_depth_is_counted_in_containers_whatever_they_hold(inside: Any, depth: int) -> None:
+    """Our rule: a message is judged before anything walks over it, by a walk that no depth can end."""
+    value = inside
+    for number in range(depth):
+        value = [value, 1] if number % 2 else {"a": value, "b": "x"}
+    containers = depth + isinstance(inside, dict | list)
+    assert not nested_deeper(value, containers)
+    assert containers == 0 or nested_deeper(value, containers - 1)
+
+
+def test_what_is_nested_too_deeply_is_answered_in_its_place() -> None:
+    """Our rule: a call fails, a request is refused, a notification is forgotten; nobody waits for ever."""
+    received, reply = answer_to_nested({"id": 3, "result": {}})
+    assert reply is None
+    assert received is not None
+    assert (received["id"], received["error"]["code"]) == (3, -32600)
+    received, reply = answer_to_nested({"id": "a", "method": "m"})
+    assert received is None
+    assert reply is not None
+    assert reply["id"] == "a"
+    assert answer_to_nested({"method": "m"}) == (None, None)

@@ -131,7 +131,7 @@ async def test_an_abandoned_iterator_loses_no_event(tmp_path: Path) -> None:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("script", ["hang", "say a\nhang", f"update {TOOL}\nhang", f"say a\nperm {PERMISSION}\nhang"])
 async def test_a_turn_is_cancelled_wherever_it_is_and_the_next_one_works(tmp_path: Path, script: str) -> None:
-    """Field rule: before the first update, while streaming, in a tool, at a permission: one end, ``cancelled``."""
+    """Our rule: before the first update, while streaming, in a tool, at a permission: one end, ``cancelled``."""
     async with acp.opened(tmp_path) as session:
         await session.prompt(Prompt(script))
         kinds = {"perm": ApprovalRequested, "upda": ToolStarted, "say ": TextDelta}
@@ -165,7 +165,7 @@ async def test_a_pending_permission_is_answered_with_cancelled(tmp_path: Path) -
 
 @pytest.mark.asyncio
 async def test_cancelling_without_a_turn_is_nothing_and_says_nothing_to_the_agent(tmp_path: Path) -> None:
-    """Field rule: a late cancel must not hit the next prompt."""
+    """Our rule: a late cancel must not hit the next prompt."""
     log = tmp_path / "log"
     async with acp.opened(tmp_path, {"log": str(log)}) as session:
         await session.interrupt()
@@ -206,7 +206,7 @@ async def test_an_agent_that_ignores_cancel_is_ended_with_its_tree(tmp_path: Pat
 
 @pytest.mark.asyncio
 async def test_closing_cancels_an_open_turn_first(tmp_path: Path) -> None:
-    """Facts on real agents: cancel, then session/close, then end of input leaves no tool command behind."""
+    """Measured on real agents: cancel, then session/close, then end of input leaves no tool command behind."""
     log = tmp_path / "log"
     async with acp.opened(tmp_path, {"log": str(log)}) as session:
         await session.prompt(Prompt(f"say a\nperm {PERMISSION}\nhang"))
@@ -275,7 +275,7 @@ async def test_late_text_nobody_read_becomes_one_notice_of_the_next_turn(tmp_pat
 
 @pytest.mark.asyncio
 async def test_nothing_is_heard_after_cancelled(tmp_path: Path) -> None:
-    """Field rule: late output of a cancelled turn is dropped."""
+    """Our rule: late output of a cancelled turn is dropped."""
     async with acp.opened(tmp_path) as session:
         await session.prompt(Prompt("after LATE\nsay a\nhang"))
         await acp.until(session, TextDelta)

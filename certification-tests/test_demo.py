@@ -452,10 +452,25 @@ def test_ctrl_c_cancels_the_run_and_a_second_one_leaves_nothing(tmp_path: Path) 
     terminal.type("create a.txt\n")
     terminal.expect("Created a.txt")
     terminal.expect("you> ")
+    for _ in range(4):  # it never adds up: each cancels its own run
+        terminal.type("run: sleep 300\n")
+        terminal.expect("▸ sleep 300")
+        terminal.type("\x03")
+        terminal.expect("(cancelled)")
+        terminal.expect("you> ")
     code, later = terminal.leave()
     assert code == 130
     assert len(below) >= 3
     assert hostile_trees.gone({**below, **later}, BOUND)
+
+
+@pytest.mark.demo
+def test_ctrl_c_while_it_is_still_starting_leaves(tmp_path: Path) -> None:
+    """Nobody has to wait for the worker in order to leave."""
+    terminal = Terminal("--workspace", str(tmp_path))
+    terminal.expect("building the package")
+    terminal.type("\x03")
+    assert terminal.wait() == 130
 
 
 @pytest.mark.demo

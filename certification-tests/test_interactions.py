@@ -147,3 +147,15 @@ def test_the_answer_is_always_an_offered_single_or_session_choice_or_cancelled(
     chosen = {choice.choice_id: choice.kind for choice in choices}.get(decision.answer.choice_id)
     assert chosen in ({"allow_once", "allow_session"} if decision.allowed else {"reject_once", None})
     assert decision.allowed == (decision.text_key == "")
+
+
+@pytest.mark.parametrize(
+    "path", ["~/.bashrc", "~root/x", "file:///etc/passwd", "FILE:/etc/x", "$HOME/x", "a/${HOME}/x", "a\x00b"]
+)
+@pytest.mark.parametrize("root", ["/ws", ""])
+def test_a_name_that_an_agent_may_read_differently_is_inside_nothing(tmp_path: Path, path: str, root: str) -> None:
+    """Our rule: only a plain path is judged as one; agents expand homes and variables and take URIs."""
+    assert not inside_really(str(tmp_path))(path, "")
+    assert not inside_lexically(root)(path, "")
+    assert not inside_lexically(root)("x", path)
+    assert not decide("allow-edits", request(paths=(path,)), inside_really(str(tmp_path))).allowed

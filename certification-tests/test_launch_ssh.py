@@ -20,8 +20,9 @@ from typing import Literal
 
 import pytest
 
+from agent.driver import AcpDriver
 from pkg import limits
-from pkg.agent_api import McpServer
+from pkg.agent_api import McpServer, SessionSpec
 from pkg.errors import AgentDied, LaunchError, ProcessCleanupUnconfirmed
 from pkg.launch_ssh import SshLauncher, SshTarget
 from pkg.process_api import Command, Exit, Graces
@@ -153,6 +154,17 @@ async def test_a_line_of_8_mib_goes_there_and_comes_back_unchanged(server: Serve
         process.close_stdin()
         assert await reading == data
         assert await process.wait() == Exit(0)
+
+
+@pytest.mark.asyncio
+async def test_a_key_file_in_the_environment_is_hidden_line_by_line(server: Server, client: Client) -> None:
+    """Our rule: what a program says of a secret with several lines is hidden as it is beside the worker."""
+    key = "-----BEGIN KEY-----\nabcdefghijklmnopqrstuvwxyz0123\n-----END KEY-----"
+    source = "import os, sys; sys.stderr.write('bad line ' + os.environ['PEM'].splitlines()[1] + ' http://a:bcd@h/\\n')"
+    async with running(SshLauncher(target(server, client)), python(source, env={"PEM": key})) as process:
+        async with asyncio.timeout(BOUND):
+            await process.wait()
+    assert process.stderr_tail() == "bad line *** http://***@h/\n"
 
 
 @pytest.mark.asyncio
@@ -545,7 +557,7 @@ async def test_an_acp_agent_works_on_the_remote_machine_and_reaches_a_server_her
             events = await acp_harness.turn(session, "say hello from afar")
             assert "hello from afar" in acp_harness.text(events)
             given = acp_harness.received(log, "session/new")[0]
-            assert given["cwd"] == str(tmp_path) and given["mcpServers"][0]["url"] == url
+            assert given["cwd"] == session.directory == str(tmp_path) and given["mcpServers"][0]["url"] == url
             reader, writer = await asyncio.open_connection("127.0.0.1", int(url.split(":")[2].split("/")[0]))
             assert (await reader.read()).endswith(b"greetings")
             writer.close()
@@ -555,3 +567,26 @@ async def test_an_acp_agent_works_on_the_remote_machine_and_reaches_a_server_her
             running_agent = {agent.pid: hostile_trees.start_time(agent.pid)}
             assert holders("canary-bearer", "cmdline") == set()
     assert hostile_trees.living(running_agent) == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("workspace", ["", "~", "~/project", "project"])
+async def test_an_agent_is_told_an_absolute_directory(server: Server, client: Client, tmp_path: Path, workspace: str) -> None:
+    """Protocol rule: ``cwd`` is absolute; our rule: an unset or ``~`` workspace is what the remote account makes of it."""
+    wanted = server.home / "project" if "project" in workspace else server.home
+    wanted.mkdir(exist_ok=True)
+    log = tmp_path / "log"
+
+    async def opened(resume: str = "", **more: object) -> str:
+        command = acp_harness.command(log=str(log), state=str(tmp_path), **more)
+        spec = SessionSpec(command, workspace, resume_session_id=resume, startup_timeout=BOUND)
+        session = await AcpDriver().open(spec, SshLauncher(target(server, client)))
+        await session.close()
+        assert session.directory == str(wanted)
+        return session.session_id
+
+    session_id = await opened()
+    await opened(session_id)
+    await opened(session_id, without=["resume"])
+    for method in ("session/new", "session/resume", "session/load"):
+        assert [each["cwd"] for each in acp_harness.received(log, method)] == [str(wanted)], method

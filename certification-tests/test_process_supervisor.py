@@ -563,7 +563,7 @@ async def test_a_start_without_descriptors_fails_clean(tmp_path: Path) -> None:
 @pytest.mark.asyncio
 async def test_an_agent_starts_as_if_nobody_was_in_between(tmp_path: Path) -> None:
     """Our rule: own session and group, default signals, nothing blocked, only descriptors 0 to 2, the asked-for directory."""
-    script = "pwd; cut -d' ' -f 1,5,6 /proc/$$/stat; grep Sig[IB] /proc/$$/status; exec ls /proc/$$/fd"
+    script = "pwd; cut -d' ' -f 1,5,6 /proc/$$/stat; grep Sig[IB] /proc/self/status; exec ls /proc/$$/fd"
     process = await LocalLauncher().start(Command(("sh", "-c", script), str(tmp_path), {}, SHORT))
     async with asyncio.timeout(BOUND):
         cwd, ids, blocked, ignored, *fds = (await everything(process)).decode().splitlines()

@@ -461,7 +461,7 @@ async def test_the_time_limit_ends_softly_and_names_its_field(place: Place) -> N
 async def test_a_secret_of_the_plugin_form_reaches_the_agents_environment_and_nothing_else(place: Place) -> None:
     """Absent from every command line and from the logs; the runner form holds only its name."""
     canary = "CANARY-" + secrets.token_hex(16)
-    await asyncio.to_thread(place.host.configure, place.runner, {"agent-secrets": json.dumps({"KEY": canary})})
+    await asyncio.to_thread(place.host.configure, place.runner, {"agent-secret-values": json.dumps({"KEY": canary})})
     form = place.form(**{"env-json": '{"AGENT_KEY": "${secret:KEY}"}'})
     async with place.host.web_chat(place.host.pipeline(place.runner, form)) as chat:
         await chat.say("child\nhang")
@@ -479,16 +479,27 @@ async def test_a_secret_of_the_plugin_form_reaches_the_agents_environment_and_no
 
 
 @pytest.mark.asyncio
-async def test_which_fields_of_the_plugin_form_the_host_masks(place: Place) -> None:
-    """4.11.2 masks by name: ``secret`` and ``token`` as a word of it, not ``secrets``. A known gap of ``agent-secrets``."""
-    canaries = {"daemon-token": "CANARY-T" * 8, "ssh-private-key-secret": "CANARY-K", "agent-secrets": '{"NAME": "CANARY-S"}'}
-    await asyncio.to_thread(place.host.configure, place.runner, canaries)
-    config = place.host.call("GET", "/api/v1/plugins/langbot-team/ACPAgentRunner/config")["config"]
-    assert {name: value for name, value in config.items() if name in canaries} == {
-        "daemon-token": "***",
-        "ssh-private-key-secret": "***",
-        "agent-secrets": canaries["agent-secrets"],
+async def test_the_host_masks_every_secret_of_the_plugin_form_and_keeps_what_is_saved_masked(place: Place) -> None:
+    """4.11.2 masks by a word of the name: ``secret``, ``token``. A form saved as it was shown means the stored values."""
+    canary = "CANARY-" + secrets.token_hex(16)
+    stored = {
+        "daemon-token": "CANARY-T" * 8,
+        "ssh-private-key-secret": "CANARY-K",
+        "agent-secret-values": json.dumps({"KEY": canary}),
     }
+    await asyncio.to_thread(place.host.configure, place.runner, stored)
+    path = "/api/v1/plugins/langbot-team/ACPAgentRunner/config"
+    shown_form = (await asyncio.to_thread(place.host.call, "GET", path))["config"]
+    assert {name: value for name, value in shown_form.items() if name in stored} == dict.fromkeys(stored, "***")
+    await asyncio.to_thread(place.host.configure, place.runner, {**shown_form, "daemon-port": 8798})
+    form = place.form(**{"env-json": '{"AGENT_KEY": "${secret:KEY}"}'})
+    async with place.host.web_chat(place.host.pipeline(place.runner, form)) as chat:
+        await chat.say("child\nhang")
+        await chat.until(lambda: bool(chat.bubbles) and "agent=" in chat.bubbles[0].text, 90)
+        agent = int(chat.bubbles[0].text.split("agent=")[1].split()[0])
+        assert f"AGENT_KEY={canary}".encode() in Path(f"/proc/{agent}/environ").read_bytes().split(b"\0")
+        await chat.say("/stop")
+        await chat.until(lambda: any("Stopped" in each.text for each in chat.bubbles), 60)
     await asyncio.to_thread(place.host.configure, place.runner, {})
 
 

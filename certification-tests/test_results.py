@@ -76,11 +76,16 @@ class Run:
         self.results: list[RunnerResult] = []
         self.times: list[float] = []
         settings = {"reply_mode": "stream", "show_progress": "status", "language": "en_US", "correlation_id": "ab12cd"}
-        self.delivery = Delivery(ctx or context(), emit=self._emit, clock=lambda: self.now, **{**settings, **options})
+        given = {**settings, "sleep": self._sleep, **options}
+        self.delivery = Delivery(ctx or context(), emit=self._emit, clock=lambda: self.now, **given)
 
     async def _emit(self, result: RunnerResult) -> None:
         self.results.append(result)
         self.times.append(self.now)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+        await asyncio.sleep(0)
 
     async def wait(self, seconds: float) -> None:
         """Time passes, with a tick each 100 ms as in the run loop."""

@@ -19,7 +19,7 @@ from pkg import limits, texts
 from pkg.agent_api import SessionStarted, TextDelta, ThoughtDelta, ToolStarted, TurnEnded
 from pkg.errors import CodingError
 from pkg.results import Delivery
-from testkit.host_model import PLACEHOLDER, AgentBotHost
+from testkit.host_model import PLACEHOLDER, AgentBotHost, Rejected
 
 
 class ScriptedRunner(Runner):  # type: ignore[misc]
@@ -33,6 +33,11 @@ class ScriptedRunner(Runner):  # type: ignore[misc]
         """The results the delivery emits, one after the other."""
         queue: asyncio.Queue[RunnerResult | None] = asyncio.Queue()
         now = [0.0]
+
+        async def sleep(seconds: float) -> None:
+            now[0] += seconds
+            await asyncio.sleep(0)
+
         delivery = Delivery(
             ctx,
             reply_mode=self._mode,
@@ -41,6 +46,7 @@ class ScriptedRunner(Runner):  # type: ignore[misc]
             emit=queue.put,
             correlation_id="ab12cd",
             clock=lambda: now[0],
+            sleep=sleep,
         )
 
         async def script() -> None:
@@ -159,6 +165,46 @@ async def test_a_refused_reply_is_logged_and_ends_nothing() -> None:
     assert any(log.startswith("coding.reply_failed: message not delivered") for log in logs)
     assert not any("failed for" in log for log in logs)
     assert results[-1].type == "run.completed"
+
+
+class BusyHost(AgentBotHost):
+    """A service that refuses the first replies for coming too fast, in the words its client has for it."""
+
+    refusals = 2
+
+    def _may(self, operation: str) -> None:
+        super()._may(operation)
+        if operation == "reply" and self.refusals > 0:
+            self.refusals -= 1
+            raise Rejected("Flood control exceeded. Retry in 4 seconds")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("reply_mode", ["stream", "single"])
+async def test_a_reply_that_came_too_fast_is_sent_again(reply_mode: str) -> None:
+    """Vendor's rule: 429 with a pause; the host passes it on and does not try again. We do: whole, once, in order."""
+    host = BusyHost()
+    results = await play([(0, TextDelta(ANSWERS["100000 CJK"]))], host, reply_mode=reply_mode)
+    assert host.refusals == 0
+    assert ink("".join(host.chat.messages)) == ink(ANSWERS["100000 CJK"])
+    assert "coding.reply_failed" not in str([result.data for result in results])
+    assert results[-1].type == "run.completed"
+
+
+@pytest.mark.asyncio
+async def test_a_live_reply_refused_for_speed_becomes_a_plain_one_after_the_pause() -> None:
+    """A stream that failed once is closed at the host; the text comes as a reply of its own."""
+
+    class BusyStream(AgentBotHost):
+        def _may(self, operation: str) -> None:
+            super()._may(operation)
+            if operation == "finish":
+                raise Rejected("Too Many Requests: retry after 9")
+
+    host = BusyStream()
+    await play([(0, SessionStarted("s")), (1, TextDelta("The answer"))], host)
+    assert host.chat.messages[-1] == "The answer"
+    assert host.calls.count("reply") == 1
 
 
 @pytest.mark.asyncio

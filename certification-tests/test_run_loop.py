@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 from langbot_plugin.entities.io.context import InstallationBinding
 
-from pkg import installations, limits, runtime_support
+from pkg import installations, limits, run_loop, runtime_support
 from pkg.agent_api import (
     Answer,
     ApprovalRequested,
@@ -23,7 +25,7 @@ from pkg.agent_api import (
     ToolFinished,
     ToolStarted,
 )
-from pkg.errors import ProcessCleanupUnconfirmed, SessionUnavailable
+from pkg.errors import AgentDied, ProcessCleanupUnconfirmed, SessionUnavailable
 from testkit.host_actions import message
 from testkit.run_harness import Harness, Outcome, harness
 from testkit.scripted_driver import ScriptedDriver, ScriptedSession, echo
@@ -465,6 +467,150 @@ async def test_messages_the_host_dropped_come_with_the_next_one(tmp_path: Path) 
         ]
 
 
+@pytest.mark.asyncio
+async def test_a_message_taken_into_the_turn_is_not_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our rule: who was given something to do may think about it as long as at the start."""
+    ahead = [0.0]
+    clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0], time=time.time)
+    monkeypatch.setattr(run_loop, "time", clock)
+    begun, finished = asyncio.Event(), asyncio.Event()
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        session.emit(TextDelta("begun"))
+        begun.set()
+        await finished.wait()
+        return None
+
+    async with harness(tmp_path, ScriptedDriver(script, steerable=True), idle_timeout=100) as h:
+        run = h.start("one")
+        await begun.wait()
+        ahead[0] += 60
+        h.host.steering.append(message("more"))
+        await h.driver.sessions[0].steering.wait()
+        ahead[0] += 60
+        for _ in range(2):
+            h.host.pulled.clear()
+            await asyncio.wait_for(h.host.pulled.wait(), 10)
+            ahead[0] += 1
+        assert h.driver.sessions[0].interrupts == 0
+        ahead[0] += 60
+        done = await run
+        assert "coding.idle_limit" in done.log
+
+
+# ------------------------------------------------------------------ a session that breaks while messages wait
+
+
+async def _with_waiting(h: Harness, script: Hanging, *texts: str) -> asyncio.Task[Outcome]:
+    """A run in its first turn with messages of the same person waiting behind it."""
+    run = h.start("one")
+    await script.working.wait()
+    h.driver.script = echo
+    h.host.steering.extend(message(text) for text in texts)
+    for _ in range(2):  # the second pull starts after the first was heard
+        h.host.pulled.clear()
+        await asyncio.wait_for(h.host.pulled.wait(), 10)
+    return run
+
+
+def _prompts(h: Harness) -> list[list[str]]:
+    return [[prompt.text for prompt in session.prompts] for session in h.driver.sessions]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("reuse", [True, False])
+async def test_waiting_messages_survive_the_death_of_the_agent(tmp_path: Path, reuse: bool) -> None:
+    """Our rule: the failure is told where it happened, and the next messages go to a process that resumes the session."""
+    script = Hanging()
+    async with harness(tmp_path, ScriptedDriver(script), reuse_session=reuse) as h:
+        run = await _with_waiting(h, script, "two", "three")
+        h.driver.sessions[0].die()
+        done = await run
+        assert done.shown[0] == "working on one"
+        assert "ended in the middle" in done.shown[1]
+        assert done.shown[2:] == ["echo: two", "echo: three"]
+        assert _prompts(h) == [["one"], ["two", "three"]]
+        assert h.driver.sessions[1].spec.resume_session_id == "scripted-1"
+        assert h.driver.sessions[0].closed.is_set()
+        assert (done.terminal.type, done.reason) == ("run.completed", "stop")
+
+
+@pytest.mark.asyncio
+async def test_waiting_messages_survive_an_agent_that_ignores_the_cancel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our rule: the silent turn is given up with its process; what came meanwhile is worked on."""
+    monkeypatch.setattr(limits, "CANCEL_GRACE", 0.2)
+    script = Hanging()
+    async with harness(tmp_path, ScriptedDriver(script, stubborn=True), idle_timeout=2.5) as h:
+        run = await _with_waiting(h, script, "two")
+        done = await run
+        assert "coding.idle_limit" not in done.log
+        assert '"idle-timeout"' in done.text
+        assert done.shown[-1] == "echo: two"
+        assert _prompts(h) == [["one"], ["two"]]
+
+
+@pytest.mark.asyncio
+async def test_a_session_that_cannot_be_opened_again_costs_one_message(tmp_path: Path) -> None:
+    """Our rule: one attempt per message, the error told, the next one goes on."""
+    script = Hanging()
+    driver = ScriptedDriver(script, open_errors=[None, SessionUnavailable("coding.session_unavailable", step="session/load")])
+    async with harness(tmp_path, driver) as h:
+        run = await _with_waiting(h, script, "two", "three")
+        h.driver.sessions[0].die()
+        done = await run
+        assert "could not open the session" in done.shown[2]
+        assert done.shown[3:] == ["echo: three"]
+        assert _prompts(h) == [["one"], ["three"]]
+
+
+@pytest.mark.asyncio
+async def test_a_kept_session_that_dies_as_it_is_prompted_is_resumed_without_a_word(tmp_path: Path) -> None:
+    """Our rule: the message did not arrive, so it is sent again, once; a second failure is told."""
+    async with harness(tmp_path) as h:
+        await h.run("one")
+        h.driver.prompt_errors = [AgentDied("coding.agent_died")]
+        assert (await h.run("two", run_id="r2")).shown == ["echo: two"]
+        assert _prompts(h) == [["one"], ["two"]]
+        assert h.driver.sessions[1].spec.resume_session_id == "scripted-1"
+        h.driver.prompt_errors = [AgentDied("coding.agent_died"), AgentDied("coding.agent_died")]
+        done = await h.run("three", run_id="r3")
+        assert "ended in the middle" in done.text
+        assert _prompts(h) == [["one"], ["two"], []]
+
+
+@pytest.mark.asyncio
+async def test_messages_that_nobody_works_on_any_more_are_counted(tmp_path: Path) -> None:
+    """Our rule: at the time limit everything ends, and nobody's message vanishes without a word."""
+    script = Hanging()
+    async with harness(tmp_path, ScriptedDriver(script)) as h:
+        run = h.start("one", deadline=5.0)
+        await script.working.wait()
+        h.host.steering.extend([message("two"), message("three")])
+        done = await run
+        assert '"timeout"' in done.shown[-1]
+        assert "not worked on any more: 2" in done.text
+        assert _prompts(h) == [["one"]]
+
+
+@pytest.mark.asyncio
+async def test_a_message_waiting_while_the_first_opening_fails_gets_its_own(tmp_path: Path) -> None:
+    """Our rule: a failed start costs the message it was for."""
+    driver = ScriptedDriver(opening=asyncio.Event(), open_errors=[SessionUnavailable("coding.session_unavailable", step="new")])
+    async with harness(tmp_path, driver) as h:
+        run = h.start("one")
+        h.host.steering.append(message("two"))
+        for _ in range(2):
+            h.host.pulled.clear()
+            await asyncio.wait_for(h.host.pulled.wait(), 10)
+        assert driver.opening is not None
+        driver.opening.set()
+        done = await run
+        assert "could not open the session" in done.shown[0]
+        assert done.shown[1:] == ["echo: two"]
+
+
 # ------------------------------------------------------------------ /stop
 
 
@@ -493,8 +639,52 @@ async def test_stop_drops_what_was_waiting_before_it_and_not_what_came_after(tmp
         await script.working.wait()
         h.driver.script = echo
         h.host.steering.extend([message("before"), message("/stop"), message("after")])
-        assert "echo: after" in (await run).shown
+        done = await run
+        assert done.shown[-1] == "echo: after"
+        assert done.text.count("Stopped.") == 1
+        assert "dropped with it: 1" in done.text
         assert [prompt.text for prompt in h.driver.sessions[0].prompts] == ["one", "after"]
+
+
+@pytest.mark.asyncio
+async def test_stop_as_a_run_of_its_own_drops_what_waits_too(tmp_path: Path) -> None:
+    """Our rule: stop means what is running and what waits, however it arrives, and says how much that was."""
+    script = Hanging()
+    async with harness(tmp_path, ScriptedDriver(script)) as h:
+        run = await _with_waiting(h, script, "two", "three")
+        assert "Stopping" in (await h.run("/stop", run_id="r2")).text
+        assert "dropped with it: 2" in (await run).text
+        assert _prompts(h) == [["one"]]
+
+
+@pytest.mark.asyncio
+async def test_stop_while_the_agent_starts_spares_what_came_after_it(tmp_path: Path) -> None:
+    """Our rule: the half-opened session is given up, the later message gets its own."""
+    driver = ScriptedDriver(opening=asyncio.Event())
+    async with harness(tmp_path, driver) as h:
+        run = h.start("one")
+        h.host.steering.extend([message("/stop"), message("after")])
+        h.host.pulled.clear()
+        await asyncio.wait_for(h.host.pulled.wait(), 10)
+        driver.opening = None
+        assert (await run).shown == ["Stopped.", "echo: after"]
+        assert _prompts(h) == [["after"]]
+
+
+@pytest.mark.asyncio
+async def test_stop_after_the_answer_has_nothing_to_stop(tmp_path: Path) -> None:
+    """Our rule: it is answered all the same, and what it drops is counted."""
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        h.host.steering.extend([message("two"), message("/stop")])
+        session.emit(TextDelta("done"))
+        return None
+
+    async with harness(tmp_path, ScriptedDriver(script)) as h:
+        done = await h.run("one")
+        assert done.shown[0] == "done"
+        assert "dropped with it: 1" in done.shown[1]
+        assert _prompts(h) == [["one"]]
 
 
 @pytest.mark.asyncio
@@ -951,7 +1141,7 @@ async def test_secrets_of_the_form_reach_the_agent_and_nothing_else(tmp_path: Pa
     """Our rule: no secret in results, log or host state."""
     caplog.set_level("DEBUG")
     async with harness(tmp_path, env_json='{"TOKEN": "${secret:KEY}"}') as h:
-        h.runner.bind_runtime(plugin_runtime_handler=h.host, plugin_config={"agent-secrets": '{"KEY": "canary-77aa"}'})  # type: ignore[no-untyped-call]
+        h.runner.bind_runtime(plugin_runtime_handler=h.host, plugin_config={"agent-secret-values": '{"KEY": "canary-77aa"}'})  # type: ignore[no-untyped-call]
         done = await h.run("one")
         assert h.driver.sessions[0].spec.env == {"TOKEN": "canary-77aa"}
         sent = "\n".join(each.model_dump_json() for each in done.results)

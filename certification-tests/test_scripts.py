@@ -394,6 +394,14 @@ def members(package: str) -> dict[str, bytes]:
         return {item.filename.removeprefix("./"): archive.read(item) for item in archive.infolist() if not item.is_dir()}
 
 
+def test_a_file_that_vanishes_while_it_is_packed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our rule: a package is the working copy at one moment; somebody who tidies up meanwhile breaks no build."""
+    here = {"main.py": ROOT / packages.SOURCE / "main.py", "gone.py": tmp_path / "gone.py"}
+    monkeypatch.setattr(packages, "sources", lambda name: here)
+    assert packages.export(packages.SOURCE, tmp_path / "out") == {"main.py"}
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["main.py"]
+
+
 def test_every_package_builds_and_holds_exactly_its_committed_files(clone: Path, tmp_path: Path) -> None:
     """The official builder's package has every tracked file and nothing else; the manifest alone is written anew by it."""
     built = build(clone, tmp_path, *packages.NAMES).stdout.split()

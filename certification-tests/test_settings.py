@@ -269,7 +269,7 @@ class TestSecrets:
 
     def test_references_are_filled_from_the_plugin_form(self) -> None:
         """Our rule: the value stands in the plugin form only, which the host masks."""
-        plugin = parse(AcpPluginSettings, {"agent-secrets": f'{{"KEY": "{CANARY}"}}'})
+        plugin = parse(AcpPluginSettings, {"agent-secret-values": f'{{"KEY": "{CANARY}"}}'})
         runner = parse(
             AcpSettings,
             {
@@ -277,8 +277,18 @@ class TestSecrets:
                 "mcp-servers-json": {"a": {"url": "https://h", "headers": {"Authorization": "Bearer ${secret:KEY}"}}},
             },
         )
-        assert runner.environment(plugin.agent_secrets) == {"API": CANARY, "PLAIN": "${HOME}"}
-        assert runner.mcp_servers(plugin.agent_secrets)[0].headers["Authorization"] == f"Bearer {CANARY}"
+        assert runner.environment(plugin.secrets) == {"API": CANARY, "PLAIN": "${HOME}"}
+        assert runner.mcp_servers(plugin.secrets)[0].headers["Authorization"] == f"Bearer {CANARY}"
+
+    def test_secrets_stored_under_the_fields_former_name_still_count(self) -> None:
+        """Both are read; where both have a name, the field that the form shows and the host masks wins."""
+        plugin = parse(
+            AcpPluginSettings,
+            {"agent-secrets": '{"OLD": "1", "BOTH": "former"}', "agent-secret-values": {"NEW": "2", "BOTH": "now"}},
+        )
+        values = {name: value.get_secret_value() for name, value in plugin.secrets.items()}
+        assert values == {"OLD": "1", "NEW": "2", "BOTH": "now"}
+        assert parse(AcpPluginSettings, {"agent-secrets": {"OLD": "1"}}).secrets.keys() == {"OLD"}
 
     def test_a_missing_secret_is_named_with_its_field(self) -> None:
         """Our rule: a person learns which name to add and where."""
@@ -304,13 +314,13 @@ class TestSecrets:
         """Neither form's repr, nor that of anything in it, can leak into a log."""
         plugin = parse(
             AcpPluginSettings,
-            {"daemon-token": CANARY, "ssh-private-key-secret": f"-----BEGIN\n{CANARY}\n", "agent-secrets": {"A": CANARY}},
+            {"daemon-token": CANARY, "ssh-private-key-secret": f"-----BEGIN\n{CANARY}\n", "agent-secret-values": {"A": CANARY}},
         )
         runner = parse(
             AcpSettings,
             {"env-json": {"A": CANARY}, "mcp-servers-json": {"a": {"url": "https://h", "headers": {"X": CANARY}}}},
         )
-        assert CANARY not in f"{plugin!r} {plugin} {runner!r} {runner} {runner.mcp_servers_json!r} {plugin.agent_secrets!r}"
+        assert CANARY not in f"{plugin!r} {plugin} {runner!r} {runner} {runner.mcp_servers_json!r} {plugin.secrets!r}"
 
     def test_tokens_and_keys_stay_as_they_were_stored(self) -> None:
         """A surrounding space decides whether a token is acceptable, and a key ends with its line break."""
@@ -322,8 +332,8 @@ class TestSecrets:
     def test_bad_secrets_are_refused_without_being_shown(self, value: object) -> None:
         """Our rule: the error names the field, never an entry's text."""
         with pytest.raises(SettingsError) as caught:
-            parse(AcpPluginSettings, {"agent-secrets": value})
-        assert caught.value.params["field"] == "agent-secrets"
+            parse(AcpPluginSettings, {"agent-secret-values": value})
+        assert caught.value.params["field"] == "agent-secret-values"
         assert CANARY not in str(caught.value)
 
 

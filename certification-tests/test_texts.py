@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import string
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pkg import texts
+from pkg.errors import Refused
+from pkg.identity import Authority
+from pkg.places import place_of
+from pkg.settings import PluginSettings, RunnerSettings, parse
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCALES = ROOT / "ACPAgentRunner" / "pkg" / "locales"
@@ -212,3 +218,30 @@ class TestRendering:
     def test_a_form_on_auto_speaks_as_it_is_spoken_to(self, text: str, language: str) -> None:
         """Our rule: by script, English when nothing tells."""
         assert texts.guess_language(text) == language
+
+
+@pytest.mark.parametrize("language", texts.LANGUAGES)
+def test_every_setting_a_text_names_is_in_a_form(language: str) -> None:
+    """Our rule: what people are told to change is there, by the name the host stores it under."""
+    known = {"coding", *texts.LANGUAGES}
+    for path in ("manifest.yaml", "components/runner/default.yaml"):
+        for field in yaml.safe_load((ROOT / "ACPAgentRunner" / path).read_text(encoding="utf-8"))["spec"]["config"]:
+            known |= {field["name"], *(option["name"] for option in field.get("options", []))}
+    named = {
+        (key, name)
+        for key, text in catalogue_of(language).items()
+        for name in re.findall(r'"([a-z]+(?:-[a-z]+)+|location|daemon|local)"', text)
+    }
+    assert len(named) > 20
+    assert {(key, name) for key, name in named if name not in known} == set()
+
+
+@pytest.mark.parametrize("language", texts.LANGUAGES)
+def test_where_no_agent_can_run_both_other_places_are_named_as_they_are(language: str) -> None:
+    """Our rule: no text sends people to a place that refuses them; the pool's and the daemon's refusals agree."""
+    with pytest.raises(Refused) as caught:
+        place_of(parse(RunnerSettings, {"location": "daemon"}), parse(PluginSettings, {}), Authority(None, pooled=True))
+    assert caught.value.code == "coding.daemon_not_available"
+    pool, daemon = (catalogue_of(language)[key] for key in ("coding.local_in_pool", caught.value.code))
+    assert pool.index('"remote-ssh"') < pool.index('"daemon"'), "what works comes first"
+    assert daemon.index('"daemon"') < daemon.index('"remote-ssh"')

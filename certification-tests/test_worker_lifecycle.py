@@ -141,7 +141,7 @@ async def test_the_pool_serves_one_installation_after_anothers_revocation(tmp_pa
 @pytest.mark.asyncio
 async def test_the_pool_tells_apart_settings_and_secrets_of_runs_at_the_same_time(tmp_path: Path) -> None:
     """Our rule: a run's configuration is its invocation's."""
-    plugin = {"A": {"agent-secrets": '{"KEY": "a"}'}, "B": {}}
+    plugin = {"A": {"agent-secret-values": '{"KEY": "a"}'}, "B": {}}
     async with sdk_worker(built(), tmp_path / "runtime", "pool", installations=plugin) as worker:
         config = form(tmp_path, location="daemon", env_json='{"TOKEN": "${secret:KEY}"}')
         runs = [worker.start("hi", uid=uid, run_id=f"r-{uid}-{n}", config=config) for n in range(5) for uid in ("A", "B")]

@@ -34,7 +34,7 @@ def config(directory: Path, **fields: Any) -> dict[str, Any]:
 async def worker(tmp_path: Path) -> AsyncIterator[SdkWorker]:
     """A dedicated worker with one installation."""
     async with sdk_worker(
-        built(), tmp_path / "runtime", installations={"A": {"agent-secrets": json.dumps({"KEY": CANARY})}}
+        built(), tmp_path / "runtime", installations={"A": {"agent-secret-values": json.dumps({"KEY": CANARY})}}
     ) as made:
         yield made
 

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from acp.exceptions import RequestError
 
 from agent import wire
-from agent.failures import INTERNAL_ERROR, INVALID_PARAMS, NOT_FOUND, REQUEST_CANCELLED
+from agent.failures import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, NOT_FOUND, REQUEST_CANCELLED
 from agent.grants import Grants, inner_command
 from agent.terminals import Terminals, shell_command
 from agent.translate import Translator
@@ -28,6 +28,9 @@ from pkg.errors import CodingError
 
 Result = TypeVar("Result")
 
+MISSING_IS_EMPTY: Final = frozenset({"gemini-cli"})
+"""Agents that read a file before they make it and take any error for a failure (Gemini CLI 0.61 loses the protocol's "Resource
+not found"): to them a file of the workspace that is not there is an empty one, as in an editor."""
 _ALLOW: Final = Choice("allow_once", "Allow once", "allow_once")
 _REJECT: Final = Choice("reject_once", "Reject", "reject_once")
 _CANCELLED: Final[dict[str, Any]] = {"outcome": {"outcome": "cancelled"}}
@@ -73,6 +76,9 @@ class ClientRequests:
         self._waiting: dict[str, _Waiting] = {}
         self._cancellations: dict[Any, asyncio.Future[None]] = {}
         self._count = 0
+        self._turns = 0
+        self.missing_is_empty = False
+        """Set when the agent's name is known and is one of :data:`MISSING_IS_EMPTY`."""
 
     # ---- the session's side
 
@@ -85,7 +91,8 @@ class ClientRequests:
         return True
 
     def withdraw(self) -> None:
-        """Answer everything that is open with "cancelled" and forget the turn's grants."""
+        """Answer everything that is open with "cancelled", also what was answered just now, and forget the turn's grants."""
+        self._turns += 1
         for waiting in self._waiting.values():
             if not waiting.answer.done():
                 waiting.answer.set_result(Answer())
@@ -109,12 +116,16 @@ class ClientRequests:
         handler = self._handlers().get(method)
         if handler is None:
             raise RequestError.method_not_found(method)
+        if params.request_id in self._cancellations:
+            raise RequestError(INVALID_REQUEST, "A request with this id is open")
         cancelled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._cancellations[params.request_id] = cancelled
         try:
             return await handler(params, cancelled)
         except FileRefused as exc:
-            raise RequestError(NOT_FOUND if exc.missing else INVALID_PARAMS, f"Refused: {exc.reason}") from None
+            if exc.missing:
+                raise RequestError(NOT_FOUND, f"Resource not found: {exc.reason}") from None
+            raise RequestError(INVALID_PARAMS, f"Refused: {exc.reason}") from None
         except CodingError as exc:
             raise RequestError(INTERNAL_ERROR, f"Failed: {exc.code}") from None
         finally:
@@ -144,11 +155,14 @@ class ClientRequests:
     async def _ask(self, request: ApprovalRequested | QuestionAsked, cancelled: asyncio.Future[None]) -> Answer:
         waiting = _Waiting(asyncio.get_running_loop().create_future())
         self._waiting[request.request_id] = waiting
+        turns = self._turns
         self._emit(request)
         try:
-            return await _unless(cancelled, waiting.answer)
+            answer = await _unless(cancelled, waiting.answer)
         finally:
             self._waiting.pop(request.request_id, None)
+        # A turn may end between an answer and the moment its waiter goes on.
+        return answer if turns == self._turns else Answer()
 
     # ---- permissions and questions
 
@@ -192,7 +206,12 @@ class ClientRequests:
     async def _read_file(self, params: Inbound, cancelled: asyncio.Future[None]) -> Any:
         assert self._files is not None
         line, limit = wire.as_int(params.get("line")), wire.as_int(params.get("limit"))
-        return {"content": self._files.read_text(wire.as_str(params.get("path")), line, limit)}
+        try:
+            return {"content": self._files.read_text(wire.as_str(params.get("path")), line, limit)}
+        except FileRefused as exc:
+            if exc.missing and self.missing_is_empty:
+                return {"content": ""}
+            raise
 
     async def _write_file(self, params: Inbound, cancelled: asyncio.Future[None]) -> Any:
         assert self._files is not None
@@ -201,7 +220,7 @@ class ClientRequests:
             raise RequestError.invalid_params({"content": "not text"})
         content = wire.unicode_safe(content)
         old = self._files.current_text(path)
-        if old != content and not self._grants.take_write(path, content):
+        if old != content and not self._grants.take_write(path, old, content):
             old_shown, old_cut = wire.bounded(old or "", limits.ACP_DIFF_CHARS)
             new_shown, new_cut = wire.bounded(content, limits.ACP_DIFF_CHARS)
             diff = FileDiff(path, None if old is None else old_shown, new_shown, old_cut or new_cut)
@@ -233,7 +252,7 @@ class ClientRequests:
         env = {wire.as_str(pair.get("name")): wire.as_str(pair.get("value")) for pair in pairs}
         if any(not name or "=" in name or "\x00" in name + value for name, value in env.items()):
             raise RequestError.invalid_params({"env": "not a variable"})
-        if not self._grants.take_command(command, args, cwd):
+        if not self._grants.take_command(command, args, cwd, env):
             shown = inner_command(command, args)
             settings = " ".join(f"{name}={value}" for name, value in env.items())
             text = f"{settings} {shown}" if settings else shown

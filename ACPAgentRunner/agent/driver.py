@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import dataclasses
 from collections.abc import Awaitable, Callable
 
-from agent.failures import Redactor
 from agent.opening import OUR_POLICIES, RecentlyOpened
 from agent.presets import ASKING_ENVIRONMENT, NPM_ENVIRONMENT
 from agent.session import AcpSession
@@ -14,6 +14,7 @@ from pkg import runtime_support
 from pkg.agent_api import SessionSpec
 from pkg.errors import LaunchError
 from pkg.launch import Command, Launcher
+from pkg.redaction import Redactor
 
 
 class AcpDriver:
@@ -54,6 +55,8 @@ class AcpDriver:
         except TimeoutError:
             seconds = f"{spec.startup_timeout:g}"
             raise LaunchError("coding.agent_start_timeout", seconds=seconds, step="start", retryable=True) from None
+        # Agents demand an absolute directory; an empty one or ``~`` only has a meaning in its place.
+        spec = dataclasses.replace(spec, cwd=process.directory)
         secrets = [*runtime_support.secret_values(spec.env)]
         for server in spec.mcp_servers:
             # A header's credential is shown without its scheme, too ("Bearer …").

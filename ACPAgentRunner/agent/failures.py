@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from acp.exceptions import RequestError
@@ -16,8 +16,10 @@ from acp.exceptions import RequestError
 from pkg import limits
 from pkg.agent_api import AgentError, Json
 from pkg.errors import CodingError
+from pkg.redaction import Redactor
 
 AUTH_REQUIRED: Final = -32000
+INVALID_REQUEST: Final = -32600
 METHOD_NOT_FOUND: Final = -32601
 INVALID_PARAMS: Final = -32602
 INTERNAL_ERROR: Final = -32603
@@ -37,24 +39,6 @@ _MISSING_TEXTS: Final = (
 _GENERIC: Final = frozenset({"internal error", "error", "invalid params", "invalid request"})
 _GENERIC_LEAD: Final = re.compile(r"(?:internal error|invalid params|invalid request): (?=.)", re.IGNORECASE)
 _TEXT_KEYS: Final = ("message", "details", "detail", "error", "reason", "description")
-_MIN_SECRET: Final = 6
-
-
-class Redactor:
-    """Replaces known secret values by ``***``; values shorter than six characters would mangle ordinary text."""
-
-    __slots__ = ("_pattern",)
-
-    def __init__(self, secrets: Iterable[str]) -> None:
-        known = sorted({value for value in secrets if len(value) >= _MIN_SECRET}, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, known))) if known else None
-
-    def __call__(self, text: str) -> str:
-        """``text`` without the secrets."""
-        return self._pattern.sub("***", text) if self._pattern else text
-
-    def __repr__(self) -> str:
-        return "Redactor(***)"
 
 
 def readable(value: Json) -> str:

@@ -24,7 +24,6 @@ from agent.failures import (
     AUTH_REQUIRED,
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
-    Redactor,
     detail_of,
     is_missing_session,
 )
@@ -34,6 +33,7 @@ from pkg import limits, mcp_stdio_shim
 from pkg.agent_api import Json, McpServer, Notice, SessionSpec
 from pkg.errors import AgentProtocolError, SessionUnavailable
 from pkg.launch import AgentProcess, Launcher
+from pkg.redaction import Redactor
 
 RELOAD_DESTROYS: Final = frozenset({"gemini-cli"})
 """Agents that destroy a session when it is loaded within the minute in which it was made or last loaded (Gemini CLI 0.61 names
@@ -203,7 +203,7 @@ class Opening:
             "coding.agent_login_required",
             detail=detail_of(refusal, self._redact),
             command=presets.login_command(self.opened.agent_name, self._spec.command, self._auth_methods),
-            machine=self._launcher.machine,
+            machine=self._launcher.label,
         )
 
     def _refused(self, method: str, exc: RequestError) -> SessionUnavailable:

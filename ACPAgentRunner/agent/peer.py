@@ -15,12 +15,12 @@ from typing import Any
 
 from acp.connection import Connection
 
-from agent.failures import Redactor
 from agent.transport import AcpTransport, Inbound, Message
 from pkg import limits
 from pkg.agent_api import Json
 from pkg.errors import AgentDied, CodingError
 from pkg.launch import AgentProcess
+from pkg.redaction import Redactor
 
 
 def last_lines(text: str, redact: Redactor) -> str:

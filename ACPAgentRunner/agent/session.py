@@ -25,9 +25,9 @@ from typing import Any
 from acp.exceptions import RequestError
 
 from agent import wire
-from agent.client_requests import ClientRequests
+from agent.client_requests import MISSING_IS_EMPTY, ClientRequests
 from agent.events import EventBuffer
-from agent.failures import AUTH_REQUIRED, Redactor, agent_error, detail_of, readable
+from agent.failures import AUTH_REQUIRED, agent_error, detail_of, readable
 from agent.opening import Opened, Opening, RecentlyOpened
 from agent.peer import Peer
 from agent.prompts import prompt_blocks
@@ -51,6 +51,7 @@ from pkg.agent_api import (
 )
 from pkg.errors import AgentDied, CodingError, ProcessCleanupUnconfirmed, TurnInProgress
 from pkg.launch import AgentProcess, Launcher
+from pkg.redaction import Redactor
 
 
 def _owned(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -130,6 +131,7 @@ class AcpSession:
         opened = await self._opening.run(handshake_timeout)
         early = self._translator.opened(opened.session_id) if not self._translator.session_id else []
         self._opened = opened
+        self._requests.missing_is_empty = opened.agent_name in MISSING_IS_EMPTY
         self._preamble = self._spec.system_prompt if opened.fresh else ""
         before, self._before_start = self._before_start or [], None
         self._emit(SessionStarted(opened.session_id, opened.resumed, opened.lost_history))
@@ -142,6 +144,11 @@ class AcpSession:
     def session_id(self) -> str:
         """The agent's id of the session."""
         return self._opened.session_id
+
+    @property
+    def directory(self) -> str:
+        """The absolute working directory, as the agent's place names it."""
+        return self._spec.cwd
 
     @property
     def agent_name(self) -> str:

@@ -86,6 +86,9 @@ class Terminals:
         self._env = env
         self._open: dict[str, _Terminal] = {}
         self._starting = 0
+        self._settled = asyncio.Event()
+        """Set while no terminal is being started."""
+        self._settled.set()
         self._count = 0
         self._doubt = False
         self._unconfirmed: list[int] = []
@@ -102,14 +105,17 @@ class Terminals:
         """Start a command and return the terminal's id. Raises :class:`pkg.errors.CodingError`."""
         limit = limits.ACP_TERMINAL_BYTES if byte_limit is None else max(0, min(byte_limit, limits.ACP_TERMINAL_BYTES))
         self._starting += 1
+        self._settled.clear()
         try:
             process = await self._launcher.start(Command(argv, cwd, {**self._env, **env}))
+            process.close_stdin()
+            self._count += 1
+            terminal_id = f"term-{self._count}"
+            self._open[terminal_id] = _Terminal(process, limit)
         finally:
             self._starting -= 1
-        process.close_stdin()
-        self._count += 1
-        terminal_id = f"term-{self._count}"
-        self._open[terminal_id] = _Terminal(process, limit)
+            if not self._starting:
+                self._settled.set()
         return terminal_id
 
     def output(self, terminal_id: str) -> dict[str, Any]:
@@ -155,7 +161,11 @@ class Terminals:
         self._open.pop(terminal_id, None)
 
     async def end_all(self) -> None:
-        """End every terminal. Raises :class:`pkg.errors.ProcessCleanupUnconfirmed` after all have been tried."""
+        """End every terminal, also those that are just being started.
+
+        Raises :class:`pkg.errors.ProcessCleanupUnconfirmed` after all have been tried.
+        """
+        await self._settled.wait()
         for terminal_id in tuple(self._open):
             try:
                 await self.release(terminal_id)

@@ -5,7 +5,9 @@ Guarantees:
 - before the first prompt of the process nothing of a replayed history becomes an event (agents replay on load, some on
   resume too); the replayed user messages are counted, because a load without any has lost its history;
 - a tool call is one :class:`ToolStarted`, from whichever of its update or permission request comes first, and one
-  :class:`ToolFinished`, at the latest at the end of its turn; ids that an agent uses again get a suffix;
+  :class:`ToolFinished`, at the latest at the end of its turn; ids that an agent uses again get a suffix, endless ones a digest;
+  the oldest end early when there are more than ``limits.ACP_TOOL_CALLS`` or they carry more than
+  ``limits.ACP_HELD_TOOL_BYTES``;
 - text that looks like an error message is held back until it is known whether the turn fails with it: people read a failure
   once;
 - text after the end of a turn is emitted as it comes (work that outlived its turn), after a cancelled turn it is dropped;
@@ -15,11 +17,13 @@ Guarantees:
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agent import wire
+from agent.events import weight
 from agent.failures import is_error_json
 from pkg import limits
 from pkg.agent_api import (
@@ -55,6 +59,8 @@ class _Tool:
     locations: list[Any] = field(default_factory=list)
     announced: bool = False
     finished: bool = False
+    size: int = 0
+    """About how many bytes the call keeps until it has finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,8 @@ class Translator:
         self._early: list[dict[str, Any]] = []
         self._tools: dict[str, _Tool] = {}
         self._used_ids: dict[str, int] = {}
+        self._carried = 0
+        """What the sizes of the remembered calls add up to."""
         self._usage: UsageReported | None = None
         self._high = {"agent_message_chunk": "", "agent_thought_chunk": ""}
         self._message_id = ""
@@ -246,7 +254,7 @@ class Translator:
     # ---- tools
 
     def _tool_update(self, update: dict[str, Any], kind: str) -> list[AgentEvent]:
-        tool_id = wire.as_str(update.get("toolCallId"))
+        tool_id = _tool_id(update)
         if not tool_id:
             return [self.unknown(kind, update)]
         tool = self._tools.get(tool_id)
@@ -255,8 +263,9 @@ class Translator:
         if tool is None or tool.finished:
             tool = self._new_tool(tool_id)
         _merge(tool, update)
+        self._weigh(tool)
         status = update.get("status")
-        shed = self._shed()
+        shed = self._shed(tool)
         bare = status in (None, "pending") and not (tool.raw_input or tool.content or tool.locations)
         events = [*self._release(), *shed]
         if kind == "tool_call_update" or not bare:
@@ -268,17 +277,31 @@ class Translator:
         return events
 
     def _new_tool(self, tool_id: str) -> _Tool:
-        uses = self._used_ids[tool_id] = self._used_ids.get(tool_id, 0) + 1
+        uses = self._used_ids[tool_id] = self._used_ids.pop(tool_id, 0) + 1
+        while len(self._used_ids) > 10 * limits.ACP_TOOL_CALLS:
+            del self._used_ids[next(iter(self._used_ids))]
+        if tool_id in self._tools:
+            self._carried -= self._tools.pop(tool_id).size
         tool = self._tools[tool_id] = _Tool(tool_id if uses == 1 else f"{tool_id}#{uses}")
         return tool
 
-    def _shed(self) -> list[AgentEvent]:
-        """Forget the oldest calls beyond the bound; what is open of them ends as cancelled."""
+    def _weigh(self, tool: _Tool) -> None:
+        size = weight([tool.title, tool.raw_input, tool.raw_output, tool.content, tool.locations])
+        self._carried += size - tool.size
+        tool.size = size
+
+    def _shed(self, current: _Tool) -> list[AgentEvent]:
+        """Forget the oldest calls beyond a bound, never the ``current`` one; what is open of them ends as cancelled."""
         events: list[AgentEvent] = []
-        while len(self._tools) > limits.ACP_TOOL_CALLS:
-            tool = self._tools.pop(next(iter(self._tools)))
+        while len(self._tools) > limits.ACP_TOOL_CALLS or (self._carried > limits.ACP_HELD_TOOL_BYTES and len(self._tools) > 1):
+            oldest = next(iter(self._tools))
+            if self._tools[oldest] is current:
+                self._tools[oldest] = self._tools.pop(oldest)
+                continue
+            tool = self._tools.pop(oldest)
             if not tool.finished:
                 events += self._finish(tool, "cancelled")
+            self._carried -= tool.size
         return events
 
     def _announce(self, tool: _Tool) -> list[AgentEvent]:
@@ -294,7 +317,8 @@ class Translator:
         diffs, diffs_cut = wire.diffs_of(tool.content)
         events.append(ToolFinished(tool.event_id, status, tool.title, output, diffs, output_cut or diffs_cut))
         tool.raw_input = tool.raw_output = None
-        tool.content = []
+        tool.content, tool.locations = [], []
+        self._weigh(tool)
         return events
 
     def _finish_tools(self) -> list[AgentEvent]:
@@ -306,22 +330,30 @@ class Translator:
         """A permission request: the events of its tool call if it is new, and the request for people."""
         item = wire.as_dict(params)
         call = wire.as_dict(item.get("toolCall"))
-        tool_id = wire.as_str(call.get("toolCallId"))
+        tool_id = _tool_id(call)
         events = self._release()
         tool = self._tools.get(tool_id) if tool_id else _Tool("")
         if tool is None or tool.finished:
             tool = self._new_tool(tool_id)
         _merge(tool, call)
         if tool_id:
-            events += [*self._shed(), *self._announce(tool)]
+            self._weigh(tool)
+            events += [*self._shed(tool), *self._announce(tool)]
         request = _approval(request_id, tool, item.get("options"))
         # The rest of the content is what the person is told when asked (Codex, Gemini), never what the tool says.
         tool.content = [part for part in tool.content if wire.as_dict(part).get("type") == "diff"]
         return events, request
 
 
+def _tool_id(call: dict[str, Any]) -> str:
+    named = wire.as_str(call.get("toolCallId"))
+    if len(named) <= limits.ACP_ID_CHARS:
+        return named
+    return "sha256:" + hashlib.sha256(named.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 def _merge(tool: _Tool, update: dict[str, Any]) -> None:
-    tool.title = wire.as_str(update.get("title")) or tool.title
+    tool.title = wire.bounded(wire.as_str(update.get("title")), limits.ACP_COMMAND_CHARS + 1)[0] or tool.title
     if isinstance(update.get("kind"), str):
         tool.kind = wire.tool_kind(update["kind"])
     if update.get("rawInput") not in (None, {}, ""):

@@ -6,10 +6,13 @@ Guarantees:
   :class:`Oversized`, and answered in the place of whoever waits for it, so the connection and every other call live on;
 - what is no protocol message (npm chatter, scalars, ``null``, control codes, broken UTF-8) is counted and skipped; arrays
   are taken apart; a byte-order mark, ``\\r``, NUL and text before the first brace are tolerated; malformed ids, methods and
-  errors never reach the connection;
+  errors never reach the connection, and neither does what is nested deeper than ``limits.ACP_JSON_DEPTH``: its call fails, its
+  request is refused;
 - notifications are handed over inside :meth:`AcpTransport.receive`, in wire order, and everything the connection has to
   dispatch is dispatched before the next message is looked at; nothing is read while the owner says to pause;
-- one writer owns stdin, so a cancelled sender never leaves half a line behind, and closing never waits for the agent.
+- one writer owns stdin, so a cancelled sender never leaves half a line behind, and closing never waits for the agent; an
+  agent that asks and does not read is not heard while ``limits.ACP_UNREAD_BYTES`` of answers wait for it;
+- whatever goes wrong while a message is handed over ends the output, so nobody waits for an agent that is not read.
 """
 
 from __future__ import annotations
@@ -148,6 +151,26 @@ def answer_to_oversized(line: Oversized) -> tuple[Message | None, Message | None
     return message, None
 
 
+def nested_deeper(value: Json, limit: int) -> bool:
+    """Whether more than ``limit`` containers stand in each other; walks level by level, so nothing is too deep for it."""
+    level: list[Any] = [value]
+    for _ in range(limit + 1):
+        inside = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        if not inside:
+            return False
+        level = [item for items in inside for item in items]
+    return True
+
+
+def answer_to_nested(message: Message) -> tuple[Message | None, Message | None]:
+    """What stands for a message that is nested too deeply: a message to receive, a message to send, or neither."""
+    if "id" not in message:
+        return None, None
+    error = {"code": -32600, "message": "Message nested too deeply", "data": {"limit": limits.ACP_JSON_DEPTH}}
+    reply: Message = {"jsonrpc": "2.0", "id": message["id"], "error": error}
+    return (None, reply) if message.get("method") is not None else (reply, None)
+
+
 def _well_formed(item: Json) -> Message | None:
     if not isinstance(item, dict):
         return None
@@ -191,11 +214,16 @@ class AcpTransport:
         self._on_sent = on_sent
         self._pause = pause
         self._lines = LineAssembler(line_limit)
+        self._unparsed: deque[bytes | Oversized] = deque()
         self._inbox: deque[Message] = deque()
         self._dispatching = False
         self._outbox: asyncio.Queue[tuple[bytes, asyncio.Future[None] | None]] = asyncio.Queue()
         self._writer: asyncio.Task[None] | None = None
         self._writable = True
+        self._unread = 0
+        """Bytes of answers that the agent's pipe has not taken."""
+        self._room = asyncio.Event()
+        self._room.set()
         self.ended = asyncio.Event()
         """Set when the agent's output has ended."""
         self.reading_since: float | None = None
@@ -220,16 +248,26 @@ class AcpTransport:
             data = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
             written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._outbox.put_nowait((data, written))
+            self._answers(0 if is_call else len(data))
             try:
                 await written
             except ConnectionError:
                 if is_call:
                     raise
                 return
+            finally:
+                self._answers(0 if is_call else -len(data))
             if is_call:
                 self._on_sent(message["method"])
         elif is_call:
             raise ConnectionError("the agent's input is closed")
+
+    def _answers(self, size: int) -> None:
+        self._unread += size
+        if self._unread < limits.ACP_UNREAD_BYTES:
+            self._room.set()
+        else:
+            self._room.clear()
 
     async def _write(self) -> None:
         written: asyncio.Future[None] | None = None
@@ -256,12 +294,23 @@ class AcpTransport:
 
     async def receive(self) -> Message | None:
         """The next request or response, ``None`` at the end of the agent's output. Notifications are handed over here."""
+        try:
+            return await self._receive()
+        except Exception:
+            self.ended.set()
+            raise
+
+    async def _receive(self) -> Message | None:
         while True:
             if self._dispatching:
                 self._dispatching = False
                 await asyncio.sleep(0)
             while (pause := self._pause()) is not None:
                 await pause
+            await self._room.wait()
+            # A parsed message is about six times its line, and every session in a turn may hold a pipe's content.
+            while self._unparsed and not self._inbox:
+                self._parse(self._unparsed.popleft())
             if self._inbox:
                 message = self._inbox.popleft()
                 method = message.get("method")
@@ -285,23 +334,39 @@ class AcpTransport:
             data = b""
         finally:
             self.reading_since = None
-        for line in self._lines.feed(data) if data else self._lines.finish():
-            if isinstance(line, Oversized):
-                self._skip(line)
-                continue
-            messages, noise = parse_line(line)
-            self._inbox.extend(messages)
-            if noise:
-                self.noise_count += 1
-                self.noise.append(noise[: limits.ACP_NOISE_CHARS])
+        self._unparsed.extend(self._lines.feed(data) if data else self._lines.finish())
         if data:
             await asyncio.sleep(0)
         else:
             self.ended.set()
 
+    def _parse(self, line: bytes | Oversized) -> None:
+        if isinstance(line, Oversized):
+            self._skip(line)
+            return
+        messages, noise = parse_line(line)
+        if line.count(b"{") + line.count(b"[") > limits.ACP_JSON_DEPTH:
+            messages, noise = self._shallow(messages, noise)
+        self._inbox.extend(messages)
+        if noise:
+            self.noise_count += 1
+            self.noise.append(noise[: limits.ACP_NOISE_CHARS])
+
+    def _shallow(self, messages: list[Message], noise: str) -> tuple[list[Message], str]:
+        kept: list[Message] = []
+        for message in messages:
+            if nested_deeper(message, limits.ACP_JSON_DEPTH):
+                self._stand_in(*answer_to_nested(message))
+                noise = noise or "(nested too deeply)"
+            else:
+                kept.append(message)
+        return kept, noise
+
     def _skip(self, line: Oversized) -> None:
         self._on_oversized(line.size)
-        received, reply = answer_to_oversized(line)
+        self._stand_in(*answer_to_oversized(line))
+
+    def _stand_in(self, received: Message | None, reply: Message | None) -> None:
         if received is not None:
             self._inbox.append(received)
         if reply is not None and self._writable:

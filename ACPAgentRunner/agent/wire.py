@@ -39,8 +39,13 @@ _CHOICE_KINDS: Final[Mapping[str, ChoiceKind]] = types.MappingProxyType(
 _PAIR: Final = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _LONE: Final = re.compile("[\ud800-\udfff]")
 _RAW_OUTPUT_KEYS: Final = ("formatted_output", "aggregated_output", "output", "stdout", "content", "text", "message", "error")
-_PATH_KEYS: Final = ("file_path", "filePath", "path", "absolute_path", "notebook_path", "abs_path")
+_PATH_KEY: Final = re.compile(r"(?:path|file|dir|directory|directories|folder|uri)s?$", re.IGNORECASE)
+"""Keys of an input that name files (file_path, filePath, absolute_path, dir_path, notebook_path, paths, ...)."""
+_PATTERN_KEY: Final = re.compile(r"(?:pattern|glob|include)s?$", re.IGNORECASE)
+_LEADS_OUT: Final = re.compile(r"^[/~]|(?:^|/)\.\.(?:/|$)")
+_PATH_CHARS: Final = 4096
 _COMMAND_KEYS: Final = ("command", "cmd")
+_GREATEST: Final = 2**63 - 1
 
 
 # ------------------------------------------------------------------ lenient access
@@ -62,13 +67,21 @@ def as_str(value: Json) -> str:
 
 
 def as_int(value: Json) -> int | None:
-    """``value`` where it is a whole number, else ``None``."""
+    """``value`` where it is a whole number of at most 64 bits, else ``None``."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        return int(value)
+        number = int(value)
     except (ValueError, OverflowError):
         return None
+    return number if abs(number) <= _GREATEST else None
+
+
+def as_float(value: Json) -> float | None:
+    """``value`` where it is a finite number, else ``None``."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _GREATEST:
+        return None
+    return float(value)
 
 
 def unicode_safe(text: str) -> str:
@@ -247,9 +260,15 @@ def cwd_of(raw_input: Json) -> str:
 
 
 def paths_of(locations: Json, raw_input: Json) -> tuple[str, ...]:
-    """The files a tool call names, without repeats."""
+    """The files and directories a tool call names, without repeats, and the patterns that may lead out of the workspace."""
     found = [as_str(as_dict(item).get("path")) for item in as_list(locations)]
-    found += [as_str(as_dict(raw_input).get(key)) for key in _PATH_KEYS]
+    for key, value in as_dict(raw_input).items():
+        texts = [as_str(item) for item in (value if isinstance(value, list) else [value])]
+        names = [text for text in texts if text and "\n" not in text and len(text) <= _PATH_CHARS]
+        if _PATH_KEY.search(str(key)):
+            found += names
+        elif _PATTERN_KEY.search(str(key)):
+            found += [text for text in names if _LEADS_OUT.search(text)]
     return tuple(dict.fromkeys(path for path in found if path))
 
 
@@ -296,12 +315,11 @@ def context_of(update: Json) -> UsageReported:
     """The context numbers of a ``usage_update``."""
     item = as_dict(update)
     cost = as_dict(item.get("cost"))
-    amount = cost.get("amount")
-    known = isinstance(amount, int | float) and not isinstance(amount, bool)
+    amount = as_float(cost.get("amount"))
     return UsageReported(
         context_used=as_int(item.get("used")),
         context_size=as_int(item.get("size")),
-        cost=f"{amount:g} {as_str(cost.get('currency'))}".strip() if known else "",
+        cost="" if amount is None else f"{amount:g} {as_str(cost.get('currency'))}".strip(),
     )
 
 

@@ -323,6 +323,11 @@ class AgentSession(Protocol):
         ...
 
     @property
+    def directory(self) -> str:
+        """The absolute working directory, as its place names it."""
+        ...
+
+    @property
     def capabilities(self) -> SessionCapabilities:
         """What this session can do."""
         ...

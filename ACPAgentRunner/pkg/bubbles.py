@@ -44,9 +44,10 @@ class Show:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Close the open bubble with its whole text, or send that as a message of its own."""
+    """Close the open bubble with its whole text, or send that as a message of its own; ``body`` is what of it was appended."""
 
     text: str
+    body: str
 
 
 Action = Show | Complete
@@ -114,7 +115,7 @@ class Bubbles:
             return []
         self._restart(fence)
         self._add(text)
-        return [action for part in parts if not is_blank(part.body) for action in self._complete(part.text, now)]
+        return [action for part in parts if not is_blank(part.body) for action in self._complete(part, now)]
 
     def poll(self, now: float, status: str) -> list[Action]:
         """What to show now; ``status`` are the progress lines under the text, empty when there is nothing to tell."""
@@ -145,7 +146,7 @@ class Bubbles:
             while text:
                 part, text, fence = cut(text, self.surface.limit, fence)
                 if not is_blank(part.body):
-                    actions += self._complete(part.text, now)
+                    actions += self._complete(part, now)
             self._restart(None)
             return actions
         self._restart(None)
@@ -165,7 +166,7 @@ class Bubbles:
         actions: list[Action] = []
         for part in split(text, self.surface.limit):
             if not is_blank(part.body):
-                actions += self._complete(part.text, now)
+                actions += self._complete(part, now)
         return actions
 
     def break_off(self, now: float, *, anywhere: bool) -> list[Action] | None:
@@ -269,11 +270,12 @@ class Bubbles:
         self._grown = False
         return action
 
-    def _complete(self, text: str, now: float) -> list[Action]:
+    def _complete(self, part: Part, now: float) -> list[Action]:
         actions: list[Action] = []
+        text = part.text
         if self.open and (_same(text, self._last) or _same(text, self._displayed)):
             actions.append(self._show(f"{MARKER} {MARKER}" if _same(text, MARKER) else MARKER, now))
-        actions.append(Complete(text))
+        actions.append(Complete(text, part.body))
         self._shows = 0
         self._displayed = self._last = ""
         self._cost = 0

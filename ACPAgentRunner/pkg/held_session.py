@@ -35,6 +35,11 @@ class Held:
     broken: bool = False
     """The turn did not end in time: only a new process can be trusted."""
 
+    @property
+    def prompts(self) -> bool:
+        """Whether the session can be given the next message."""
+        return not self.broken and self.live.usable
+
 
 async def start(
     driver: AgentDriver,

@@ -24,6 +24,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from pkg import limits
 from pkg.errors import CodingError, ProcessCleanupUnconfirmed, Refused
+from pkg.pacing import Paces
 from pkg.warm_sessions import WarmSessions
 
 log = logging.getLogger(__name__)
@@ -99,6 +100,7 @@ class Installation:
         self.key = key
         self.runs: dict[str, Run] = {}
         self.locks = Locks()
+        self.paces = Paces()
         self.warm = WarmSessions(self.adopt)
         self.revoked = False
         self._work: set[asyncio.Task[Any]] = set()

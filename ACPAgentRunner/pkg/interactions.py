@@ -2,7 +2,8 @@
 
 Guarantees: an answer is always one of the choices the agent offered or "cancelled"; a standing grant (``allow_always``) is
 never chosen; ``deny`` and ``ask`` never allow anything; under ``allow-edits`` an action is allowed only when it is wholly
-described, touches files and nothing else, and every file it names lies inside the workspace.
+described, touches files and nothing else, and every file it names lies inside the workspace. A name that another program may
+read differently (a home, a URI, a variable, a NUL) lies inside nothing.
 
 ``ask`` and vendor values this module does not know are denied with a text that says what was asked and how to change it,
 because nobody can be asked in the middle of a run.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +31,9 @@ _FILE_KINDS: Final = frozenset({"read", "edit", "move", "search", "think"})
 _NEEDS_PATHS: Final = frozenset({"edit", "move"})
 _GRANTS: Final[tuple[ChoiceKind, ...]] = ("allow_once", "allow_session")
 _REFUSALS: Final[tuple[ChoiceKind, ...]] = ("reject_once",)
+
+_ELSEWHERE: Final = re.compile(r"~|[A-Za-z][A-Za-z0-9+.-]*:/|.*[$\x00]", re.DOTALL)
+"""Names that are no plain path: agents expand homes and variables, and take URIs for the files they name."""
 
 Inside = Callable[[str, str], bool]
 """``inside(path, cwd)``: whether a path, relative to ``cwd`` unless absolute, lies inside the workspace."""
@@ -52,6 +57,8 @@ def inside_lexically(root: str) -> Inside:
     base = posixpath.normpath(root) if posixpath.isabs(root) else ""
 
     def inside(path: str, cwd: str) -> bool:
+        if _ELSEWHERE.match(path) or _ELSEWHERE.match(cwd):
+            return False
         whole = posixpath.normpath(posixpath.join(cwd if posixpath.isabs(cwd) else base, path))
         if not base:
             return not posixpath.isabs(path) and whole != ".." and not whole.startswith("../")
@@ -65,6 +72,8 @@ def inside_really(root: str) -> Inside:
     base = Path(os.path.realpath(root))
 
     def inside(path: str, cwd: str) -> bool:
+        if _ELSEWHERE.match(path) or _ELSEWHERE.match(cwd):
+            return False
         return Path(os.path.realpath(base / cwd / path)).is_relative_to(base)
 
     return inside

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 from pathlib import Path
 
 from pkg import runtime_support
@@ -34,6 +35,11 @@ class LocalLauncher:
         """``local-`` and a digest of account and home; two places of one installation with one home are one machine."""
         account = f"{os.getuid()}\0{runtime_support.home_directory()}"
         return "local-" + hashlib.sha256(account.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+    @property
+    def label(self) -> str:
+        """``user@host`` of this process (SSH names its places alike)."""
+        return f"{runtime_support.account_name()}@{socket.gethostname()}"
 
     async def start(self, command: Command) -> SupervisedProcess:
         """Start the command under a supervisor.

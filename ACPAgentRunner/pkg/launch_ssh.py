@@ -41,6 +41,7 @@ from pkg.launch import LocalLauncher
 from pkg.process_api import AgentProcess, Command, Graces
 from pkg.ssh_options import SshTarget
 from pkg.ssh_process import RemoteProcess, ShellProcess, failure, graces_of
+from pkg.supervised_process import stopped
 
 __all__ = ["SshLauncher", "SshTarget"]
 
@@ -133,6 +134,11 @@ class SshLauncher:
     def machine(self) -> str:
         """``user@host:port``."""
         return self._options.machine
+
+    @property
+    def label(self) -> str:
+        """The same name."""
+        return self.machine
 
     async def start(self, command: Command) -> AgentProcess:
         """Start the command on the remote machine.
@@ -231,15 +237,16 @@ class SshLauncher:
                 async with asyncio.timeout(options.connect_timeout + limits.SSH_LOGIN_MARGIN):
                     greeting = await self._greeting(carrier, first)
             except BaseException as exc:
-                await _end(carrier)
+                await stopped(carrier)
                 if isinstance(exc, TimeoutError):
                     raise ssh_errors.error("ssh_timeout", self.machine) from None
                 raise
         if greeting:
             return _Connection(carrier, greeting == b"python3", tunnel)
-        ended = await _end(carrier)
+        await stopped(carrier)
+        code = (await carrier.wait()).code
         words = carrier.stderr_tail()
-        if 0 <= ended < 255:
+        if 0 <= code < 255:
             raise ssh_errors.error("ssh_no_shell", self.machine)
         raise ssh_errors.classify(words, machine=self.machine, secrets=self._own_secrets())
 
@@ -360,22 +367,6 @@ def _text(home: Path, path: str) -> str:
         return found.read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError):
         return ""
-
-
-async def _end(carrier: AgentProcess) -> int:
-    """End a client that leads nowhere; its exit code. However often the caller is cancelled, it is gone afterwards."""
-    cancelled = False
-    while True:
-        try:
-            await carrier.stop()
-            code = (await carrier.wait()).code
-        except asyncio.CancelledError:
-            cancelled = True
-            continue
-        break
-    if cancelled:
-        raise asyncio.CancelledError
-    return code
 
 
 class _Memory:

@@ -15,6 +15,10 @@ STDERR_TAIL_BYTES: Final = 64 * 1024
 EVENT_BUFFER_BYTES: Final = 1024 * 1024
 """Bytes of events a session holds for its consumer before it stops reading the agent's pipe."""
 
+AGENT_PIPE_BYTES: Final = 256 * 1024
+"""Bytes an agent's stdout pipe holds: an agent goes on writing while the worker is busy for a moment (at 2 MB/s for 0.13 s; the
+usual 64 KiB are full after 0.03 s). 120 runs of it stay below half of what Linux grants one account (64 MiB)."""
+
 EVENT_JOINED_CHARS: Final = 16 * 1024
 """Characters up to which waiting pieces of text are joined into one event; a few hundred pieces, and small for any frame."""
 
@@ -270,8 +274,8 @@ MCP_INLINE_CHARS: Final = 2_000
 
 # ---- the ACP driver
 
-ACP_READ_BYTES: Final = 256 * 1024
-"""Bytes asked of an agent's stdout at once; large lines arrive in few pieces."""
+ACP_READ_BYTES: Final = 64 * 1024
+"""Bytes asked of an agent's stdout at once; they are held until they are handed on, by as many sessions as are in a turn."""
 
 ACP_NOISE_LINES: Final = 50
 """Lines on stdout that are no protocol messages and are kept for diagnosis; the rest is only counted."""
@@ -281,6 +285,18 @@ ACP_NOISE_CHARS: Final = 500
 
 ACP_PEEK_BYTES: Final = 4096
 """Bytes kept of both ends of a line over ``AGENT_LINE_BYTES``, enough to find which request it answered."""
+
+ACP_JSON_DEPTH: Final = 100
+"""Containers in containers of one message; real ones have fewer than 20, and every walk over a message must end well."""
+
+ACP_UNREAD_BYTES: Final = 32 * 1024 * 1024
+"""Bytes of answers an agent may leave unread before it is not read either; a request of 60 bytes may ask for 10 MiB."""
+
+ACP_HELD_TOOL_BYTES: Final = 32 * 1024 * 1024
+"""Bytes that the unfinished tool calls of one session keep; the oldest beyond it end without what they carried."""
+
+ACP_ID_CHARS: Final = 256
+"""Characters of a tool call's id that are kept as they are; a longer one is known by its digest."""
 
 ACP_OPEN_REQUESTS: Final = 256
 """Requests of one agent that may be open here at once; one more is refused."""
@@ -577,3 +593,61 @@ RELAY_BACKOFF_NETWORK: Final = 30.0
 
 RELAY_REASON_BYTES: Final = 123
 """Bytes of a close reason (RFC 6455, 5.5)."""
+
+# ---- how fast a chat takes messages and edits (each counts as one call)
+
+TELEGRAM_BURST: Final = 5
+"""Calls in one Telegram chat at once: its bot FAQ allows "short bursts"; a short answer takes three, a follow-up two more."""
+
+TELEGRAM_PER_SECOND: Final = 1.0
+"""Calls per second in a private Telegram chat (bot FAQ: "avoid sending more than one message per second")."""
+
+TELEGRAM_GROUP_PER_SECOND: Final = 0.3
+"""Calls per second in a Telegram group: 18 a minute (bot FAQ: 20 messages per minute), which leaves something for the burst
+and still brings a megabyte (520 calls) in less than the half hour of ``TURN_SECONDS``."""
+
+DISCORD_BURST: Final = 5
+"""Calls in one Discord channel at once: the service's own buckets hold 5 in 5 s."""
+
+DISCORD_PER_SECOND: Final = 1.0
+"""Calls per second in one Discord channel."""
+
+LARK_BURST: Final = 5
+"""Calls in one Lark chat at once."""
+
+LARK_PER_SECOND: Final = 4.0
+"""Calls per second in one Lark chat (its documentation: 5 per second and chat)."""
+
+WECOM_BURST: Final = 5
+"""Calls in one WeCom or DingTalk chat at once."""
+
+WECOM_PER_SECOND: Final = 0.3
+"""Calls per second in one WeCom or DingTalk chat: 18 a minute (both document 20 a minute for robots in groups)."""
+
+UNKNOWN_BURST: Final = 5
+"""Calls at once in a chat of a service that is not known."""
+
+UNKNOWN_PER_SECOND: Final = 1.0
+"""Calls per second in a chat of a service that is not known; Slack documents the same."""
+
+PACED_CHATS: Final = 4096
+"""Chats of one installation whose pace is remembered; one that rested for a minute needs no memory."""
+
+MESSAGES_PER_RUN: Final = 600
+"""Messages of one run in a paced chat before the rest goes into a file, where that can be: a megabyte takes 260 on Telegram
+and 530 on Discord, and nobody reads more."""
+
+FINISH_MARGIN: Final = 5.0
+"""Seconds before the absolute limit at which the last message is on its way: the host still has to bring it to the service."""
+
+STOP_BACKLOG: Final = 10.0
+"""Seconds of waiting messages that are still sent after a stop; a longer rest goes into a file."""
+
+REPLY_RETRIES: Final = 5
+"""Times one message is tried again that the service refused for coming too fast."""
+
+REPLY_RETRY_SECONDS: Final = 5.0
+"""Seconds before such a message is tried again when the service names no pause."""
+
+REPLY_RETRY_MAX: Final = 120.0
+"""Seconds of the longest pause taken at a service's word."""

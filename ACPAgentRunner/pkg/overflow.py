@@ -41,10 +41,13 @@ def sender(
 
 
 def writer(workspace: str, correlation: str) -> Callable[[str], Awaitable[str]]:
-    """Writes a text into ``workspace`` and returns the new file's name."""
+    """Writes a text into ``workspace`` and returns the new file's name; each call makes another file."""
+    written = 0
 
     async def write(text: str) -> str:
-        name = f"answer-{correlation}.md"
+        nonlocal written
+        written += 1
+        name = f"answer-{correlation}.md" if written == 1 else f"answer-{correlation}-{written}.md"
         descriptor = os.open(Path(workspace) / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
             file.write(text)

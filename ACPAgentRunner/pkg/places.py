@@ -23,8 +23,6 @@ class Place:
 
     launcher: Launcher
     workspace: str
-    inside: Inside
-    """Whether a path the agent names lies inside the workspace."""
     may_keep: bool
     """Whether a session may stay alive here between messages."""
     locks: tuple[str, ...] = ()
@@ -46,12 +44,12 @@ def place_of(settings: RunnerSettings, plugin: PluginSettings, authority: Author
         launcher = SshLauncher(_target(settings, plugin))
     exclusive = settings.workspace_mode == "exclusive"
     locks = (f"workspace {launcher.machine} {workspace}",) if exclusive else ()
-    return Place(launcher, workspace, inside_of(launcher, workspace), may_keep=not authority.pooled, locks=locks)
+    return Place(launcher, workspace, may_keep=not authority.pooled, locks=locks)
 
 
-def inside_of(launcher: Launcher, workspace: str) -> Inside:
-    """How to judge whether a path lies inside ``workspace`` there."""
-    return inside_really(workspace) if launcher.local else inside_lexically(workspace)
+def inside_of(launcher: Launcher, directory: str) -> Inside:
+    """How to judge whether a path an agent names lies inside its working directory, given as its place names it."""
+    return inside_really(directory) if launcher.local else inside_lexically(directory)
 
 
 def _target(settings: RunnerSettings, plugin: PluginSettings) -> SshTarget:

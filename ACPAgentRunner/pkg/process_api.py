@@ -51,6 +51,11 @@ class AgentProcess(Protocol):
         """The agent's pid in its place's numbering."""
         ...
 
+    @property
+    def directory(self) -> str:
+        """The absolute directory it was started in, in its place: what an empty or ``~`` working directory became there."""
+        ...
+
     async def write(self, data: bytes) -> None:
         """Write to the agent's stdin and wait until the pipe took it. Raises :class:`pkg.errors.AgentDied`."""
         ...
@@ -89,6 +94,11 @@ class Launcher(Protocol):
     @property
     def machine(self) -> str:
         """A stable name of the machine and account, part of the key under which a vendor session id is stored."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """The place as people call it, ``user@host``; never part of a key."""
         ...
 
     @property

@@ -3,14 +3,19 @@
 *Pipelines* (``ctx.delivery.automatic_reply``) send the results a run yields and refuse every explicit send. *Agent bots*
 show nothing but explicit replies. The agent debug page of the dashboard shows results, as a pipeline does, and the real
 text of ``run.failed``.
+
+Each says how many calls of the chat's service the next thing costs: a streamed message is a placeholder and an edit, an update
+that the surface does not show is none. A service that refuses a message for coming too fast is answered with
+:class:`TryLater`; only explicit sends hear of it.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from langbot_plugin.api.entities.builtin.provider.message import Message, MessageChunk
 from langbot_plugin.api.entities.builtin.runner.result import RunnerResult
@@ -23,6 +28,35 @@ if TYPE_CHECKING:
     from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
 
 Emit = Callable[[RunnerResult], Awaitable[None]]
+
+PLACEHOLDER_AND_EDIT: Final = 2
+"""Calls of a streamed message's first text."""
+
+_TOO_FAST: Final = re.compile(
+    r"\b429\b|too many requests|flood ?control|flood_?wait|rate.?limit|retry (?:after|in)\b", re.IGNORECASE
+)
+_PAUSE: Final = re.compile(r"(?:retry[ _]?(?:after|in)|wait(?: of)?)\D{0,4}(\d+(?:\.\d+)?)", re.IGNORECASE)
+
+
+class TryLater(Exception):
+    """The service refused a message for coming too fast; the same call may be made again after ``seconds``."""
+
+    def __init__(self, seconds: float) -> None:
+        """``seconds`` is the pause the service named, or a usual one."""
+        self.seconds = seconds
+        super().__init__(f"too fast, again in {seconds:.0f} s")
+
+
+def too_fast(problem: Exception) -> TryLater | None:
+    """What a refused send says about time: the Bot API's "Too Many Requests: retry after 5", its client's "Flood control
+    exceeded. Retry in 5 seconds", Discord's "429 Too Many Requests"; ``None`` when it was refused for another reason."""
+    if isinstance(problem, TryLater):
+        return problem
+    text = str(problem)
+    if not _TOO_FAST.search(text):
+        return None
+    named = _PAUSE.search(text)
+    return TryLater(min(float(named[1]), limits.REPLY_RETRY_MAX) if named else limits.REPLY_RETRY_SECONDS)
 
 
 class ReplySink(Protocol):
@@ -43,12 +77,33 @@ class ReplySink(Protocol):
         """Whether ``run.failed`` leaves everything already shown as it is."""
         ...
 
+    @property
+    def show_cost(self) -> int:
+        """Calls of the service that the next :meth:`show` makes."""
+        ...
+
+    @property
+    def complete_cost(self) -> int:
+        """Calls that the next :meth:`complete` makes."""
+        ...
+
+    @property
+    def message_cost(self) -> int:
+        """Calls of a :meth:`complete` when no bubble is open."""
+        ...
+
     async def show(self, text: str, sequence: int) -> None:
-        """Show an unfinished text in the open bubble, opening one where there is none."""
+        """Show an unfinished text in the open bubble, opening one where there is none.
+
+        Raises :class:`TryLater` when the service wants a pause; this text is not shown then.
+        """
         ...
 
     async def complete(self, text: str) -> None:
-        """Close the open bubble with its whole text, or send it as a message of its own."""
+        """Close the open bubble with its whole text, or send it as a message of its own.
+
+        Raises :class:`TryLater` when the service wants a pause; nothing of it was sent then, and the same call follows.
+        """
         ...
 
     async def aclose(self) -> None:
@@ -61,20 +116,37 @@ class PipelineSink:
 
     every_message_arrives = False
 
-    def __init__(self, run_id: str, emit: Emit, *, shows_failure: bool = False) -> None:
-        """``shows_failure`` is true on the debug page only: in a chat ``run.failed`` overwrites the answer."""
+    def __init__(self, run_id: str, emit: Emit, *, shows_failure: bool = False, streams: bool = True) -> None:
+        """``shows_failure`` is true on the debug page only: in a chat ``run.failed`` overwrites the answer.
+
+        ``streams`` says whether messages are sent as streamed ones are.
+        """
         self._run_id = run_id
+        self._open = False
+        self.message_cost = PLACEHOLDER_AND_EDIT if streams else 1
         self._emit = emit
         self.shows_failure = shows_failure
         self.failure_is_quiet = shows_failure
 
+    @property
+    def show_cost(self) -> int:
+        """An edit, for the first one a placeholder too."""
+        return 1 if self._open else self.message_cost
+
+    @property
+    def complete_cost(self) -> int:
+        """The same: the host closes a bubble by an edit."""
+        return self.show_cost
+
     async def show(self, text: str, sequence: int) -> None:
         """One cumulative delta; ``content`` and ``all_content`` are the same text."""
+        self._open = True
         chunk = MessageChunk(role="assistant", content=text, all_content=text, msg_sequence=sequence)
         await self._emit(RunnerResult.message_delta(self._run_id, chunk))
 
     async def complete(self, text: str) -> None:
         """One completed message."""
+        self._open = False
         await self._emit(RunnerResult.message_completed(self._run_id, Message(role="assistant", content=text)))
 
     async def aclose(self) -> None:
@@ -93,16 +165,33 @@ class AgentBotSink:
     shows_failure = False
     failure_is_quiet = True
 
-    def __init__(self, ctx: RunnerContext, log: Callable[[str, str], Awaitable[None]]) -> None:
-        """``log`` takes a text without secrets and a level."""
+    message_cost = 1
+
+    def __init__(self, ctx: RunnerContext, log: Callable[[str, str], Awaitable[None]], *, shown_every: int = 1) -> None:
+        """``log`` takes a text without secrets and a level; of so many updates the surface shows one."""
         self._ctx = ctx
         self._log = log
+        self._shown_every = shown_every
         self._manager: AbstractAsyncContextManager[Any] | None = None
         self._stream: Any = None
         self._updates = 0
         self._displayed = ""
         self._streams_left = limits.REPLY_STREAMS_PER_RUN
         self._broken = False
+
+    @property
+    def show_cost(self) -> int:
+        """An edit where the update is shown, for a new stream a placeholder too, nothing where there is no stream."""
+        if self._broken or (self._stream is None and self._streams_left == 0):
+            return 0
+        if self._stream is None:
+            return PLACEHOLDER_AND_EDIT
+        return int(self._updates % self._shown_every == 0)
+
+    @property
+    def complete_cost(self) -> int:
+        """A reply, or a stream's last edit and the shown update that may have to come before it."""
+        return 1 if self._stream is None else 1 + int(self._updates % self._shown_every == 0)
 
     async def show(self, text: str, sequence: int) -> None:
         """Update the reply stream; without one (refused, used up, broken) progress is not shown."""
@@ -115,16 +204,19 @@ class AgentBotSink:
             await self._failed("progress", exc)
             await self._abort()
             self._broken = True
+            if (later := too_fast(exc)) is not None:
+                raise later from None
 
     async def complete(self, text: str) -> None:
         """Finish the stream with ``text``; where that fails, or nothing was streamed, reply with it."""
-        delivered = self._stream is not None and await self._finish(text)
-        self._broken = False
-        if delivered:
+        if self._stream is not None and await self._finish(text):
             return
+        self._broken = False
         try:
             await self._ctx.reply(text)
         except Exception as exc:  # noqa: BLE001 - nobody can be told; the ledger says what was lost
+            if (later := too_fast(exc)) is not None:
+                raise later from None
             await self._failed("message", exc)
 
     async def aclose(self) -> None:
@@ -165,6 +257,8 @@ class AgentBotSink:
         except Exception as exc:  # noqa: BLE001 - the caller replies with the whole text instead
             await self._failed("reply stream", exc)
             await self._abort()
+            if (later := too_fast(exc)) is not None:
+                raise later from None
             return False
         return True
 

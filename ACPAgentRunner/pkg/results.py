@@ -12,6 +12,9 @@ results for the ledger. Guarantees:
 - ``reply-mode`` ``stream``: bubbles as they grow (:mod:`pkg.bubbles`), notices as bubbles of their own. ``single``: nothing
   is streamed, and all a person must read is in the last message of the run, because a pipeline that does not stream sends
   only that one. What does not fit goes ahead by ``detached_send``, else into a file of the workspace that the message names;
+- nothing is sent faster than its chat takes it (:mod:`pkg.outbound`): progress is left out first, then messages wait.
+  :attr:`Delivery.sending` says that some do; :meth:`Delivery.finish` waits for them until the run's time is nearly over. Then,
+  after a stop, and beyond ``limits.MESSAGES_PER_RUN`` messages the rest goes into a file that the last message names;
 - exactly one terminal result, with token usage where the agent reported it;
 - a log result at debug level when nothing else went out for ``limits.HEARTBEAT_SILENCE`` seconds.
 
@@ -21,6 +24,7 @@ Calls may come from several tasks; they are served one after the other.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final, Literal, cast
@@ -29,14 +33,16 @@ from langbot_plugin.api.entities.builtin.runner.result import ProcessorLogPayloa
 
 from pkg import limits, texts
 from pkg.agent_api import AgentEvent, Notice, SessionStarted, TextDelta, ToolFinished, ToolStarted, TurnEnded, UsageReported
-from pkg.bubbles import Action, Bubbles, Show
+from pkg.bubbles import Action, Bubbles, Complete
 from pkg.errors import CodingError
+from pkg.outbound import Outbound
+from pkg.pacing import Pace, Paces
 from pkg.progress import MODES, Progress
-from pkg.reply_sinks import AgentBotSink, Emit, PipelineSink, ReplySink
+from pkg.reply_sinks import AgentBotSink, Emit, PipelineSink, ReplySink, too_fast
 from pkg.surfaces import surface_for
 from pkg.telemetry import Rate, Usage, bounded, tool_result
 from pkg.text_clean import TextCleaner, clean, is_blank, one_line
-from pkg.text_split import FenceTracker, Limit, cut, split
+from pkg.text_split import Fence, FenceTracker, Limit, Part, cut
 
 if TYPE_CHECKING:
     from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
@@ -65,9 +71,16 @@ class Delivery:
         adapter: str | None = None,
         detached_send: Callable[[str], Awaitable[None]] | None = None,
         write_overflow: Callable[[str], Awaitable[str]] | None = None,
+        paces: Paces | None = None,
+        chat: str = "",
+        send_until: Callable[[], float] = lambda: math.inf,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """``adapter`` is the host's name of it, by default what ``ctx.delivery`` says.
+
+        ``paces`` has the pace of ``chat``, shared with its other runs; ``send_until`` says until when :meth:`finish` may send,
+        in the clock's time. ``sleep`` lets that time pass.
 
         ``detached_send`` sends one message outside the run; ``write_overflow`` stores a text in the workspace and returns
         the name to tell. Both may raise anything: the next way is taken. ``clock`` gives seconds and never runs back.
@@ -89,17 +102,28 @@ class Delivery:
         self._detached_send = detached_send
         self._write_overflow = write_overflow
         self._clock = clock
+        self._sleep = sleep
+        self._send_until = send_until
         self._lock = asyncio.Lock()
         self._sink: ReplySink
         if explicit:
-            self._sink = AgentBotSink(ctx, self._log)
+            self._sink = AgentBotSink(ctx, self._log, shown_every=self._surface.shown_every)
         else:
-            self._sink = PipelineSink(ctx.run_id, self._emit, shows_failure=not delivery.automatic_reply)
+            shows_failure = not delivery.automatic_reply
+            self._sink = PipelineSink(ctx.run_id, self._emit, shows_failure=shows_failure, streams=not self._single)
+        allowance = self._surface.allowance
+        self._pace = Pace(allowance) if paces is None else paces.of(chat, allowance, clock())
+        self._out = Outbound(self._sink, self._pace, clock, self._log)
         self._progress = Progress(show_progress if show_progress in MODES else "status", language)
         self._bubbles = Bubbles(self._surface)
         self._sections: list[list[str]] = []
         """In single mode: what the last message will hold, notices and answers in order, each in pieces."""
         self._section_open = False
+        self._ahead = 0
+        """Characters of the sections, joined, that went ahead of the last message."""
+        self._ahead_fence: Fence | None = None
+        self._ahead_tries = 0
+        self._ahead_over = False
         self._cleaner = TextCleaner()
         self._message_id = ""
         self._gap = False
@@ -123,6 +147,15 @@ class Delivery:
     def finished(self) -> bool:
         """Whether the terminal result is out; whatever comes later is ignored."""
         return self._finished
+
+    @property
+    def sending(self) -> bool:
+        """Whether something said waits for its chat to take it; :meth:`tick` sends it."""
+        if self._finished:
+            return False
+        if self._single:
+            return self._next_ahead() is not None
+        return self._out.waiting and not self._out.capped
 
     # ---- what the loop calls
 
@@ -165,12 +198,15 @@ class Delivery:
             if self._finished:
                 return
             await self._poll()
-            if self._clock() - self._last_result_at >= limits.HEARTBEAT_SILENCE:
-                await self._log("coding.heartbeat", "debug")
+            await self._beat()
 
     async def begin_turn(self) -> None:
-        """Another turn of the same run begins (the first needs no call)."""
+        """Another turn of the same run begins (the first needs no call); the failure of the last one is told before it."""
         async with self._lock:
+            if self._turn_error is not None:
+                told, self._turn_error = self._error_text(self._turn_error), None
+                await self._notice(told)
+                await self._flush_notices(force=True)
             self._progress.begin_turn(self._clock())
             self._turn_has_text = False
 
@@ -184,8 +220,18 @@ class Delivery:
             if not self._finished:
                 await self._end_turn(ended, sentence)
 
+    async def cut_short(self) -> None:
+        """The person wants no more of it: what would still take long to send goes into a file, and a message says so."""
+        async with self._lock:
+            if self._finished:
+                return
+            if self._single:
+                self._ahead_over = self._ahead_over or self._next_ahead() is not None
+            elif self._out.backlog > limits.STOP_BACKLOG:
+                await self._shorten()
+
     async def finish(self, error: CodingError | None = None, *, finish_reason: str = "") -> None:
-        """Complete whatever is open and send the one terminal result; later calls do nothing.
+        """Complete whatever is open, wait until it is sent, and send the one terminal result; later calls do nothing.
 
         Without ``error`` the error of the last failed turn counts, if there is one. ``finish_reason`` replaces the last
         turn's stop reason in the terminal result.
@@ -262,11 +308,11 @@ class Delivery:
             self._section_open = False
         else:
             if self._bubbles.has_text:
-                await self._perform(self._bubbles.close(self._clock()))
+                await self._perform(self._bubbles.close(self._clock()), ends=True)
             if sentence:
-                await self._perform(self._bubbles.message(sentence, self._clock()))
+                await self._perform(self._bubbles.message(sentence, self._clock()), ends=True, must=True)
             elif self._bubbles.open and error is None:
-                await self._perform(self._bubbles.close(self._clock(), self._last_words()))
+                await self._perform(self._bubbles.close(self._clock(), self._last_words()), ends=True)
         self._turn_has_text = self._gap = False
         self._message_id = self._tail = ""
         self._fences = FenceTracker()
@@ -315,24 +361,46 @@ class Delivery:
             begun = self._bubbles.break_off(now, anywhere=force or now - self._notice_since >= limits.NOTICE_HOLD)
             if begun is None:
                 return
-            await self._perform(begun)
-            await self._perform(self._bubbles.message(self._notices.pop(0), now))
+            await self._perform(begun, ends=True)
+            await self._perform(self._bubbles.message(self._notices.pop(0), now), ends=True)
 
     # ---- sending
 
     async def _poll(self) -> None:
         if self._single:
+            await self._go_ahead()
             return
         await self._flush_notices()
-        now = self._clock()
-        await self._perform(self._bubbles.poll(now, self._progress.lines(now)))
+        await self._out.pump()
+        if self._out.may_show():
+            now = self._clock()
+            await self._perform(self._bubbles.poll(now, self._progress.lines(now)))
 
-    async def _perform(self, actions: list[Action]) -> None:
-        for action in actions:
-            if isinstance(action, Show):
-                await self._sink.show(action.text, action.sequence)
+    async def _perform(self, actions: list[Action], *, ends: bool = False, must: bool = False) -> None:
+        self._out.put(actions, ends=ends, must=must)
+        await self._out.pump()
+
+    async def _drain(self) -> None:
+        """Wait until everything is sent; what the time left does not allow goes another way."""
+        until = self._send_until()
+        while True:
+            await self._out.pump()
+            if not self._out.waiting:
+                return
+            if self._out.capped or not self._out.fits(until):
+                await self._shorten()
+                if not self._out.capped and not self._out.fits(until):
+                    await self._out.force()
             else:
-                await self._sink.complete(action.text)
+                await self._wait(self._out.wait)
+
+    async def _wait(self, seconds: float) -> None:
+        await self._sleep(min(seconds, limits.HEARTBEAT_SILENCE / 3))
+        await self._beat()
+
+    async def _beat(self) -> None:
+        if self._clock() - self._last_result_at >= limits.HEARTBEAT_SILENCE:
+            await self._log("coding.heartbeat", "debug")
 
     async def _emit(self, result: RunnerResult) -> None:
         self._last_result_at = self._clock()
@@ -358,58 +426,121 @@ class Delivery:
         await self._flush_notices(force=True)
         now = self._clock()
         if self._bubbles.has_text:
-            await self._perform(self._bubbles.close(now))
+            await self._perform(self._bubbles.close(now), ends=True)
         if told:
             if self._bubbles.open or not self._sink.shows_failure:
-                await self._perform(self._bubbles.message(told, now))
+                await self._perform(self._bubbles.message(told, now), ends=True, must=True)
         elif self._bubbles.open or not self._said_anything:
-            await self._perform(self._bubbles.close(now, self._last_words()))
+            await self._perform(self._bubbles.close(now, self._last_words()), ends=True)
+        await self._drain()
 
     def _last_words(self) -> str:
         """For a progress line that must become something, and for a run that said nothing at all."""
         return texts.render("turn.done" if self._said_anything else "turn.no_text", self._language)
 
+    async def _shorten(self) -> None:
+        """One message instead of all that waits: its beginning, what must be read, and the file with the rest."""
+        rest = self._out.rest()
+        name = await self._stored(rest.text)
+        if not name and self._out.capped:
+            self._out.uncap()
+            return
+        note = self._note("reply.rest_file" if name else "reply.rest_cut", name, rest.text)
+        self._out.replace(_shortened(rest.text, rest.must, note, self._surface.limit))
+
+    async def _stored(self, text: str) -> str:
+        """The name of a new file with ``text``, ``""`` where there can be none."""
+        if self._write_overflow is None:
+            return ""
+        try:
+            return clean(await self._write_overflow(text))
+        except Exception as exc:  # noqa: BLE001 - the message then says that it was cut
+            await self._log(f"coding.reply_failed: overflow file ({type(exc).__name__})", "warning")
+            return ""
+
+    def _note(self, key: str, name: str, text: str) -> str:
+        return texts.render(key, self._language, {"name": name, "characters": len(text)})
+
+    # ---- single mode
+
     async def _finish_single(self, told: str) -> None:
-        sections = ["".join(pieces).strip("\n") for pieces in self._sections]
-        sections = [section for section in (*sections, told) if not is_blank(section)]
-        whole = "\n\n".join(sections) or self._last_words()
-        limit = Limit(self._surface.limit.units, limits.RESULT_JSON_BYTES - 2 * limits.RESULT_ENVELOPE_BYTES)
-        parts = [part for part in split(whole, limit) if not is_blank(part.body)]
-        if not self._sink.every_message_arrives:
-            ahead = await self._send_ahead([part.text for part in parts[:-1]])
-            if ahead < len(parts) - 1:
-                rest = "".join(part.body for part in parts[ahead:])
-                await self._sink.complete(await self._cut_short(whole, rest, told, limit))
+        if told:
+            self._sections.append([told])
+            self._section_open = False
+        until = self._send_until()
+        cost = self._ahead_cost
+        while self._next_ahead() is not None:
+            if self._pace.ready_at(2 * cost, self._clock()) > until:
+                self._ahead_over = True
+                break
+            await self._go_ahead()
+            if self._next_ahead() is not None:
+                await self._wait(self._pace.ready_at(cost, self._clock()) - self._clock())
+        whole = self._whole()
+        rest = whole[self._ahead :] or ("" if self._ahead else self._last_words())
+        part, more, _ = cut(rest, self._single_limit, self._ahead_fence)
+        text = part.text
+        if not is_blank(more):
+            name = await self._stored(rest)
+            keys = ("reply.rest_file", "reply.rest_cut") if self._ahead else ("reply.overflow_file", "reply.cut")
+            text = _shortened(rest, told, self._note(keys[0] if name else keys[1], name, rest), self._single_limit)
+        if not is_blank(text):
+            self._out.put([Complete(text, rest)])
+            await self._drain()
+
+    @property
+    def _single_limit(self) -> Limit:
+        return Limit(self._surface.limit.units, limits.RESULT_JSON_BYTES - 2 * limits.RESULT_ENVELOPE_BYTES)
+
+    @property
+    def _ahead_cost(self) -> int:
+        return self._sink.message_cost if self._sink.every_message_arrives else 1
+
+    def _whole(self) -> str:
+        for pieces in self._sections:
+            pieces[:] = ["".join(pieces)]
+        sections = [pieces[0].strip("\n") for pieces in self._sections]
+        return "\n\n".join(section for section in sections if not is_blank(section))
+
+    def _next_ahead(self) -> tuple[Part, Fence | None] | None:
+        """What must go ahead next because the last message cannot hold it, if it can."""
+        if self._ahead_over or (self._detached_send is None and not self._sink.every_message_arrives):
+            return None
+        part, rest, fence = cut(self._whole()[self._ahead :], self._single_limit, self._ahead_fence)
+        return None if is_blank(rest) else (part, fence)
+
+    async def _go_ahead(self) -> None:
+        """Send ahead what its chat takes now."""
+        while self._pace.ready_at(self._ahead_cost, self._clock()) <= self._clock():
+            following = self._next_ahead()
+            if following is None:
                 return
-            parts = parts[-1:]
-        for part in parts:
-            await self._sink.complete(part.text)
+            part, fence = following
+            if is_blank(part.body) or await self._sent_ahead(part.text):
+                self._ahead += len(part.body)
+                self._ahead_fence = fence
+                self._ahead_tries = 0
 
-    async def _send_ahead(self, messages: list[str]) -> int:
-        """How many of ``messages``, in order, reached the person outside the run."""
-        if self._detached_send is None:
-            return 0
-        for count, text in enumerate(messages):
-            try:
+    async def _sent_ahead(self, text: str) -> bool:
+        self._pace.take(self._ahead_cost, self._clock())
+        try:
+            if self._sink.every_message_arrives:
+                await self._sink.complete(text)
+            else:
+                assert self._detached_send is not None
                 await self._detached_send(text)
-            except Exception as exc:  # noqa: BLE001 - what was not sent goes into a file instead
-                await self._log(f"coding.reply_failed: message outside the run ({type(exc).__name__})", "warning")
-                return count
-        return len(messages)
+        except Exception as exc:  # noqa: BLE001 - what was not sent goes into a file instead
+            later = too_fast(exc)
+            if later is not None:
+                self._pace.hold(later.seconds, self._clock())
+                self._ahead_tries += 1
+            if later is None or self._ahead_tries > limits.REPLY_RETRIES:
+                await self._log(f"coding.reply_failed: message ahead of the last ({type(exc).__name__})", "warning")
+                self._ahead_over = True
+            return False
+        return True
 
-    async def _cut_short(self, whole: str, rest: str, told: str, limit: Limit) -> str:
-        """The last message where ``rest`` does not fit: its beginning, the failure if any, and where the whole is."""
-        name = ""
-        if self._write_overflow is not None:
-            try:
-                name = clean(await self._write_overflow(whole))
-            except Exception as exc:  # noqa: BLE001 - the message then says that it was cut
-                await self._log(f"coding.reply_failed: overflow file ({type(exc).__name__})", "warning")
-        key = "reply.overflow_file" if name else "reply.cut"
-        note = texts.render(key, self._language, {"name": name, "characters": len(whole)})
-        tail = f"\n\n{told[: limit.units and limit.units // 4]}\n\n{note}" if told else f"\n\n{note}"
-        part, _, _ = cut(rest, limit.less(tail))
-        return part.text.rstrip("\n") + tail
+    # ---- the terminal result
 
     async def _terminal(self, problem: CodingError | None, told: str, finish_reason: str) -> None:
         if self._unrecorded:
@@ -447,3 +578,10 @@ class Delivery:
         error = None if event.status == "completed" else event.status
         result = tool_result(event)
         await self._emit(RunnerResult.tool_call_completed(self._run_id, event.tool_call_id, name, result, error))
+
+
+def _shortened(text: str, must: str, note: str, limit: Limit) -> str:
+    """The beginning of ``text``, what must be read in any case, and a note, in one message."""
+    tail = f"\n\n{must[: limit.units and limit.units // 4]}\n\n{note}" if must else f"\n\n{note}"
+    part, _, _ = cut(text, limit.less(tail))
+    return part.text.rstrip("\n") + tail

@@ -3,7 +3,8 @@
 All times are seconds of one monotonic clock that the caller reads. Silence is not failure: any event resets the idle time,
 and it does not pass at all while a tool call is running or an approval is open. The absolute limit is the earlier of the
 form's ``timeout`` and the host's deadline; it is *due* a margin before, so that the end can still be delivered
-(:data:`pkg.limits.SOFT_END_MARGIN`, half of the limit when that is less than twice the margin).
+(:data:`pkg.limits.SOFT_END_MARGIN`, half of the limit when that is less than twice the margin), and what is delivered must be
+on its way a little before it (:data:`pkg.limits.FINISH_MARGIN`, a quarter of the limit when that is less).
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class RunClock:
         self.limit = min(timeout, math.inf if deadline_in is None else max(deadline_in, 0.0))
         self.idle = idle
         self._soft_end = now + max(self.limit - limits.SOFT_END_MARGIN, self.limit / 2)
+        self.send_until = now + max(self.limit - limits.FINISH_MARGIN, 0.75 * self.limit)
+        """When the last message must be on its way."""
         self._last = now
         self._tools: set[str] = set()
         self._asked: set[str] = set()

@@ -14,6 +14,8 @@ Guarantees:
   caller is cancelled again, and is awaited by whoever waits for the installation or the next run of the session;
 - one run at a time uses a vendor session; the next one waits and says so;
 - a stored session id is replaced when another session was opened and kept by every failure;
+- a turn that fails costs its own message: it is told, and the next one goes to the session as long as that lives, else to a
+  new process that resumes it (one attempt per message). Messages that are not worked on any more are counted and told;
 - between a person's last possible message and the terminal result nothing is awaited but the end of a session that isn't kept.
 
 What a run holds, in its order of release: LangBot's tools (revoked at once), the session (back to the pool or closed), the
@@ -29,18 +31,18 @@ import logging
 import math
 import time
 import uuid
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar, overload
 
 from langbot_plugin.api.definition.components.runner.runner import Runner
 from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
 from langbot_plugin.api.entities.builtin.runner.result import RunnerResult
-from langbot_plugin.api.entities.builtin.runner.steering import SteeringInputItem
 
 from pkg import attachments, controls, identity, installations, interactions, limits, overflow, steering, texts
 from pkg.agent_api import (
+    AgentError,
     AgentEvent,
     ApprovalRequested,
     Prompt,
@@ -53,6 +55,7 @@ from pkg.errors import AgentDied, CodingError, ProcessCleanupUnconfirmed, Refuse
 from pkg.held_session import Held, discarded, ended, fingerprint, interrupted, start, stored
 from pkg.installations import Installation, Lease
 from pkg.langbot_tools import SessionTools, open_session_tools
+from pkg.message_queue import MessageQueue
 from pkg.places import Place, inside_of, place_of
 from pkg.product import Product, SpecInputs
 from pkg.results import Delivery
@@ -73,6 +76,8 @@ MESSAGE: Final = "message.received"
 INTERACTION: Final = "interaction.submitted"
 STARTING: Final = "starting"
 """What the clock calls the time before the first prompt; the agent can't be idle yet."""
+SENDING: Final = "sending"
+"""What the clock calls the time in which the chat takes what was said; the agent has nothing to do then."""
 TERMINAL: Final = frozenset({"run.completed", "run.failed"})
 
 
@@ -109,7 +114,34 @@ async def run(runner: Runner, ctx: RunnerContext, product: Product) -> AsyncGene
 
 
 class _Stopped(Exception):
-    """Somebody who may wrote ``/stop`` while the run was not in a turn yet."""
+    """Somebody who may wrote ``/stop`` while the run was not in a turn."""
+
+
+class _NotTaken(Exception):
+    """The session had died before it took the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a run was asked for, and by whom."""
+
+    authority: identity.Authority
+    actor: identity.Actor
+    installation: Installation
+    settings: RunnerSettings
+    plugin: PluginSettings
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Which session a run uses, and how it is opened."""
+
+    place: Place
+    spec: SessionSpec
+    key: str
+    opened_with: str
+    store: SessionStore
+    keep: float
 
 
 class _Run:
@@ -136,7 +168,8 @@ class _Run:
         self._ticked = 0.0
         # The session and what is released with it.
         self._held: Held | None = None
-        self._leases: list[Lease] = []
+        self._plan: _Plan | None = None
+        self._leases: dict[str, Lease] = {}
         self._tools = contextlib.AsyncExitStack()
         self._loose: SessionTools | None = None
         self._opening: asyncio.Task[LiveSession] | None = None
@@ -144,14 +177,10 @@ class _Run:
         self._store: SessionStore | None = None
         self._side: set[asyncio.Task[Any]] = set()
         self._saves: set[asyncio.Task[None]] = set()
+        self._saving = ""
         self._release: asyncio.Task[None] | None = None
-        # Messages: at the host, on their way into the turn, waiting for their own turn.
-        self._pulling: asyncio.Task[list[SteeringInputItem]] | None = None
-        self._next_pull = time.monotonic() + steering.first_pull_after(ctx.run_id)
-        self._inbox: deque[Prompt] = deque()
-        self._steering: asyncio.Task[None] | None = None
-        self._queue: deque[Prompt] = deque()
-        self._stop = False
+        self._messages: MessageQueue | None = None
+        self._recovering: asyncio.Task[list[str]] | None = None
         self._told: set[str] = set()
         self._detached: Callable[[str], Awaitable[None]] | None = None
 
@@ -168,8 +197,9 @@ class _Run:
         await self._over.wait()
 
     def stop(self) -> None:
-        """Interrupt the turn, as ``/stop`` does."""
-        self._stop = True
+        """Stop what is running and what waits, as ``/stop`` does."""
+        if self._messages is not None:
+            self._messages.stop()
 
     # ---- from start to terminal result
 
@@ -177,6 +207,7 @@ class _Run:
         """Everything; ends with the terminal result in the outbox unless cancelled."""
         try:
             failure = await self._guarded(self._steps())
+            failure = await self._guarded(self._tell_left()) or failure
             if self._saves:
                 await asyncio.wait(self._saves, timeout=limits.CLOSE_WAIT)
             failure = await self._guarded(self._leave()) or failure
@@ -239,6 +270,9 @@ class _Run:
                 correlation_id=self.correlation,
                 detached_send=self._send_detached,
                 write_overflow=self._write_overflow,
+                paces=None if self._installation is None else self._installation.paces,
+                chat="\n".join(self.conversation.parts()),
+                send_until=lambda: math.inf if self._clock is None else self._clock.send_until,
             )
         return self._delivery
 
@@ -256,7 +290,8 @@ class _Run:
         self.terminated = self.terminated or result.type in TERMINAL
         await self.outbox.put(result)
 
-    async def _tell(self, key: str, params: Mapping[str, str] | None = None) -> None:
+    async def tell(self, key: str, params: Mapping[str, str] | None = None) -> None:
+        """Tell the person a text of the catalogue."""
         await self.delivery.notice(texts.render(key, self.language, params))
 
     async def _steps(self) -> None:
@@ -277,23 +312,15 @@ class _Run:
         installation.runs[self.ctx.run_id] = self
         self._detached = overflow.sender(self.runner, self.ctx, authority, installation)
         self.judge = judge = steering.Judge(actor, settings.allowed_actors)
+        self._messages = MessageQueue(self.ctx, judge, self, self._steer)
         self._clock = self._started(settings)
         if installation.take_unconfirmed():
-            await self._tell("coding.cleanup_unconfirmed")
+            await self.tell("coding.cleanup_unconfirmed")
         plugin = parse(self.product.plugin_settings, self.runner.get_plugin_config())
         cursor = identity.session_key(authority, self.conversation, actor, agent="steering-cursor", machine="", workspace="")
-        recovering = self._spawn(steering.recover(self.ctx, judge, SessionStore(self.ctx, cursor)))
-        try:
-            prompt = await self._prompt(settings)
-            await self._open(authority, actor, installation, settings, plugin)
-            missed = await self._until(recovering, limits.RECOVERY_WAIT)
-        except _Stopped:
-            await self._tell("turn.cancelled")
-            return
-        if missed:
-            prompt = dataclasses.replace(prompt, text="\n\n".join([*missed, prompt.text]))
-        self._queue.appendleft(prompt)
-        await self._converse()
+        self._recovering = self.spawn(steering.recover(self.ctx, judge, SessionStore(self.ctx, cursor)))
+        self._messages.put(await self._prompt(settings))
+        await self._converse(_Asked(authority, actor, installation, settings, plugin), self._messages)
 
     def _parsed(self) -> RunnerSettings:
         settings = parse(self.product.settings, self.ctx.config)
@@ -317,44 +344,39 @@ class _Run:
         mine = [each for each in here if each.judge is not None and each.judge.may(self.ctx.actor)]
         for each in mine:
             each.stop()
-        await self._tell("control.stopping" if mine else "control.not_yours" if here else "control.nothing_running")
+        await self.tell("control.stopping" if mine else "control.not_yours" if here else "control.nothing_running")
 
     async def _prompt(self, settings: RunnerSettings) -> Prompt:
         collected = attachments.collect(self.ctx.input)
-        await self._tell_refused(collected.refused)
+        await self.tell_refused(collected.refused)
         if not self.text.strip() and not collected.attachments:
             raise Refused("coding.empty_message")
         context = run_scope(self.ctx) if settings.append_run_scope_prompt else ""
         return Prompt(self.text, collected.attachments, context)
 
-    async def _tell_refused(self, refused: tuple[attachments.Refusal, ...]) -> None:
+    async def tell_refused(self, refused: tuple[attachments.Refusal, ...]) -> None:
+        """Tell the person which attachments were left out."""
         if refused:
             await self.delivery.notice("\n".join(texts.render(each.key, self.language, each.params) for each in refused))
 
     # ---- the session
 
-    async def _open(
-        self,
-        authority: identity.Authority,
-        actor: identity.Actor,
-        installation: Installation,
-        settings: RunnerSettings,
-        plugin: PluginSettings,
-    ) -> None:
+    async def _planned(self, asked: _Asked) -> _Plan:
+        """Decide on the session and take its locks; may be tried again."""
+        authority, settings, plugin = asked.authority, asked.settings, asked.plugin
         place = place_of(settings, plugin, authority)
         if settings.workspace_mode == "worktree":
-            place = await self._in_worktree(place, authority, installation)
+            place = await self._in_worktree(place, asked)
         spec = self.product.spec(
             settings,
             SpecInputs(
                 workspace=place.workspace,
                 location=settings.location,
-                env=settings.environment(plugin.agent_secrets),
-                mcp_servers=settings.mcp_servers(plugin.agent_secrets),
+                env=settings.environment(plugin.secrets),
+                mcp_servers=settings.mcp_servers(plugin.secrets),
             ),
         )
-        owner = None if settings.share_session == "conversation" else actor
-        key = identity.conversation_key(authority, self.conversation, owner)
+        owner = None if settings.share_session == "conversation" else asked.actor
         stored_key = identity.session_key(
             authority,
             self.conversation,
@@ -364,97 +386,132 @@ class _Run:
             workspace=place.workspace,
         )
         for name in (f"session {stored_key}", *place.locks):
-            await self._lock(installation, name)
-        opened_with = fingerprint(spec, place.launcher.machine, assets=settings.langbot_assets_enabled)
-        store = SessionStore(self.ctx, stored_key)
-        keep = settings.keep_warm if settings.reuse_session and place.may_keep else 0.0
-        live = installation.warm.take(key, opened_with) if settings.reuse_session else None
-        if live is not None:
-            self._held = Held(live, live.attach(), place, keep, broken=True)
-            await self._renew_tools(live, spec, place, authority, settings)
-            self._held.broken = False
-        else:
-            await self._during(installation.warm.settled(key))
-            resume = await self._during(store.load()) if settings.reuse_session else ""
-            spec = dataclasses.replace(spec, resume_session_id=resume or "")
-            tools = await self._new_tools(authority, settings) if settings.langbot_assets_enabled else None
-            opening = installation.adopt(
-                start(
-                    self.product.driver, spec, place, tools, partial(LiveSession, key, opened_with, adopt=installation.adopt)
-                ),
-                name="session open",
-            )
-            self._opening = opening
-            live = await self._until(opening)
-            self._opening, self._loose = None, None
-            self._held = Held(live, live.channel, place, keep)
-        if settings.reuse_session:
-            self._store = store
-            self._save(live.session.session_id)
+            await self._lock(asked.installation, name)
+        return _Plan(
+            place,
+            spec,
+            key=identity.conversation_key(authority, self.conversation, owner),
+            opened_with=fingerprint(spec, place.launcher.machine, assets=settings.langbot_assets_enabled),
+            store=SessionStore(self.ctx, stored_key),
+            keep=settings.keep_warm if settings.reuse_session and place.may_keep else 0.0,
+        )
 
-    async def _in_worktree(self, place: Place, authority: identity.Authority, installation: Installation) -> Place:
+    async def _ready(self, asked: _Asked) -> Held:
+        """A session that can be prompted: the one in hand, one that was kept, else one that is opened now."""
+        if self._held is not None and self._held.prompts:
+            return self._held
+        assert self._clock is not None
+        self._clock.pause(STARTING)
+        former = await self._abandon()
+        if self._plan is None:
+            self._plan = await self._planned(asked)
+        plan, settings, installation = self._plan, asked.settings, asked.installation
+        live = installation.warm.take(plan.key, plan.opened_with) if settings.reuse_session else None
+        if live is not None:
+            held = self._held = Held(live, live.attach(), plan.place, plan.keep, broken=True)
+            await self._renew_tools(live, plan, asked)
+            held.broken = False
+        else:
+            await self._during(installation.warm.settled(plan.key))
+            if not former and settings.reuse_session:
+                former = await self._during(plan.store.load()) or ""
+            spec = dataclasses.replace(plan.spec, resume_session_id=former)
+            tools = await self._new_tools(asked) if settings.langbot_assets_enabled else None
+            made = partial(LiveSession, plan.key, plan.opened_with, adopt=installation.adopt)
+            self._opening = installation.adopt(start(self.product.driver, spec, plan.place, tools, made), name="session open")
+            live = await self._until(self._opening)
+            self._opening, self._loose = None, None
+            held = self._held = Held(live, live.channel, plan.place, plan.keep)
+        if settings.reuse_session:
+            self._store = plan.store
+            self._save(live.session.session_id)
+        return held
+
+    async def _abandon(self) -> str:
+        """End a session, or an opening, that is of no use any more; the session's id."""
+        await self._tools.aclose()
+        if self._opening is not None:
+            await discarded(self._opening)
+            self._opening = None
+        if self._loose is not None:
+            await self._loose.close()
+            self._loose = None
+        if self._held is None:
+            return ""
+        live = self._held.live
+        await live.close()
+        self._held = None
+        return live.session.session_id
+
+    async def _in_worktree(self, place: Place, asked: _Asked) -> Place:
         """The same place with a working directory of this chat's own."""
         launcher, workspace = place.launcher, place.workspace
         name = identity.session_key(
-            authority, self.conversation, None, agent="worktree", machine=launcher.machine, workspace=workspace
+            asked.authority, self.conversation, None, agent="worktree", machine=launcher.machine, workspace=workspace
         )
-        await self._lock(installation, f"worktree {name}")
+        lock = f"worktree {name}"
+        await self._lock(asked.installation, lock)
         try:
             path = await self._during(worktree(launcher, workspace, name[:15]))
         finally:
-            self._leases.pop().release()
-        return dataclasses.replace(place, workspace=path, inside=inside_of(launcher, path))
+            self._leases.pop(lock).release()
+        return dataclasses.replace(place, workspace=path)
 
     def _save(self, session_id: str) -> None:
-        if self._store is not None and self._held is not None and self._held.live.stored_id != session_id:
-            self._saves.add(self._spawn(stored(self._store, self._held.live, session_id)))
+        if self._store is None or self._held is None or session_id in (self._held.live.stored_id, self._saving):
+            return
+        self._saving = session_id
+        self._saves.add(self.spawn(stored(self._store, self._held.live, session_id)))
 
     async def _lock(self, installation: Installation, name: str) -> None:
+        if self._acquiring is not None:
+            await _given_back(self._acquiring)
+            self._acquiring = None
+        if name in self._leases:
+            return
         self._acquiring = asyncio.ensure_future(installation.locks.acquire(name))
         lease = await self._until(self._acquiring, limits.WAIT_NOTICE)
         if lease is None:
-            await self._tell("status.waiting_for_turn")
+            await self.tell("status.waiting_for_turn")
             lease = await self._until(self._acquiring)
-        self._leases.append(lease)
+        self._leases[name] = lease
         self._acquiring = None
 
-    async def _new_tools(self, authority: identity.Authority, settings: RunnerSettings) -> SessionTools:
+    async def _new_tools(self, asked: _Asked) -> SessionTools:
         """An address of their own for LangBot's tools, answering for this run; closed with the session it is given to."""
-        tools = self._loose = await open_session_tools(authority.binding)
-        await self._attach_tools(tools, settings)
+        tools = self._loose = await open_session_tools(asked.authority.binding)
+        await self._attach_tools(tools, asked.settings)
         return tools
 
     async def _attach_tools(self, tools: SessionTools, settings: RunnerSettings) -> None:
         chosen = settings.knowledge_bases or None
         await self._tools.enter_async_context(tools.attach(self.runner, self.ctx, knowledge_bases=chosen))
 
-    async def _renew_tools(
-        self, live: LiveSession, spec: SessionSpec, place: Place, authority: identity.Authority, settings: RunnerSettings
-    ) -> None:
+    async def _renew_tools(self, live: LiveSession, plan: _Plan, asked: _Asked) -> None:
         """This run's tools for a session that was kept: with a bearer of its own where the agent can take one."""
         kept = live.companion
         if not isinstance(kept, SessionTools):
             return
-        if live.session.capabilities.live_mcp and place.launcher.local:
-            fresh = await self._new_tools(authority, settings)
-            if await self._during(live.session.renew_mcp((*spec.mcp_servers, fresh.server))):
+        if live.session.capabilities.live_mcp and plan.place.launcher.local:
+            fresh = await self._new_tools(asked)
+            if await self._during(live.session.renew_mcp((*plan.spec.mcp_servers, fresh.server))):
                 live.companion, self._loose = fresh, None
                 await kept.close()
                 return
             await self._tools.aclose()
             await fresh.close()
-        await self._attach_tools(kept, settings)
+        await self._attach_tools(kept, asked.settings)
 
     # ---- waiting, with everything that goes on meanwhile
 
-    def _spawn(self, work: Coroutine[Any, Any, Value]) -> asyncio.Task[Value]:
+    def spawn(self, work: Coroutine[Any, Any, Value]) -> asyncio.Task[Value]:
         """Run ``work`` beside the loop; it ends, or is ended, before the run's session is released."""
         task = asyncio.get_running_loop().create_task(work)
         self._side.add(task)
         return task
 
     async def _during(self, work: Coroutine[Any, Any, Value]) -> Value:
-        task = self._spawn(work)
+        task = self.spawn(work)
         return await self._until(task)
 
     @overload
@@ -474,7 +531,7 @@ class _Run:
             await self._tick()
             if task.done():
                 break
-            if self._stop:
+            if self._messages is not None and self._messages.stopping:
                 raise _Stopped
             self._check_clock()
             if time.monotonic() >= until:
@@ -509,122 +566,159 @@ class _Run:
                 log.info("run %s (%s): %s", self.ctx.run_id, self.correlation, problem.code)
             elif problem is not None:
                 raise problem
-        if self._pulling is not None:
-            if self._pulling.done():
-                await self._heard(self._pulling.result())
-                self._pulling, self._next_pull = None, now + limits.STEERING_INTERVAL
-        elif now >= self._next_pull and self.ctx.context.available_apis.steering_pull:
-            self._pulling = self._spawn(steering.pull(self.ctx))
+        if self._messages is not None:
+            await self._messages.tick(now)
 
-    # ---- messages that arrive meanwhile
+    # ---- messages
 
-    async def _heard(self, items: list[SteeringInputItem]) -> None:
-        assert self.judge is not None
-        for judged in self.judge.judge(items):
-            match judged:
-                case steering.Stop():
-                    self._stop = True
-                    self._inbox.clear()
-                    self._queue.clear()
-                case steering.Stranger(name):
-                    await self._tell("steering.not_yours", {"name": name})
-                case steering.Message(prompt, refused):
-                    await self._tell_refused(refused)
-                    if not prompt.text.strip() and not prompt.attachments:
-                        continue
-                    if len(self._inbox) + len(self._queue) >= limits.STEERING_QUEUE:
-                        await self._tell("steering.too_many")
-                        continue
-                    self._inbox.append(prompt)
-        if self._inbox and (self._steering is None or self._steering.done()):
-            self._steering = self._spawn(self._steer())
+    async def _steer(self, prompt: Prompt) -> bool:
+        """Put a message into the running turn; whether the agent took it."""
+        held = self._held
+        if held is None or not held.turn_open or not held.live.session.capabilities.steer:
+            return False
+        taken = await held.live.session.steer(prompt)
+        if taken and self._clock is not None:
+            self._clock.touched(time.monotonic())
+        return taken
 
-    async def _steer(self) -> None:
-        """Messages into the running turn, in order; from the first that the agent does not take on, they wait for their own."""
-        while self._inbox:
-            prompt = self._inbox.popleft()
-            held = self._held
-            taken = False
-            if held is not None and held.turn_open and not self._queue and held.live.session.capabilities.steer:
-                with contextlib.suppress(CodingError):
-                    taken = await held.live.session.steer(prompt)
-                if taken and self._clock is not None:
-                    self._clock.touched(time.monotonic())
-            if not taken:
-                self._queue.append(prompt)
+    async def _with_missed(self, prompt: Prompt) -> Prompt:
+        """The run's first message, behind those that the host dropped at the end of an earlier run."""
+        if self._recovering is None:
+            return prompt
+        missed = await self._until(self._recovering, limits.RECOVERY_WAIT)
+        if missed is None:
+            return prompt
+        self._recovering = None
+        return dataclasses.replace(prompt, text="\n\n".join([*missed, prompt.text])) if missed else prompt
 
-    async def _settled(self) -> None:
-        """Wait until every message heard so far is in the turn or in the queue."""
-        if self._steering is not None and not self._steering.done():
-            await self._until(self._steering)
+    def _stopped_text(self) -> str:
+        """What a person is told who wrote ``/stop``, with the number of waiting messages that were dropped."""
+        count = 0 if self._messages is None else self._messages.take_dropped()
+        return texts.render("turn.cancelled_waiting" if count else "turn.cancelled", self.language, {"count": str(count)})
 
-    async def _more(self) -> bool:
-        """Whether there is another message: what waits already, then what the host has, then what it gets in a moment."""
-        await self._settled()
-        if self._queue or not self.ctx.context.available_apis.steering_pull:
-            return bool(self._queue)
-        for pause in (0.0, limits.STEERING_LINGER):
-            await asyncio.sleep(pause)
-            if self._pulling is not None:
-                pending, self._pulling = self._pulling, None
-                await self._heard(await pending)
-            else:
-                await self._heard(await steering.pull(self.ctx))
-            await self._settled()
-            self._stop = False
-            if self._queue:
-                return True
-        return False
+    async def _tell_left(self) -> None:
+        """Say how many messages nobody will work on, when the run ends before its messages do."""
+        if self._messages is None:
+            return
+        count = await self._messages.left()
+        missed = self._recovering
+        if missed is not None and missed.done() and not missed.cancelled():
+            count += len(missed.result())
+        if count:
+            await self.tell("steering.not_worked_on", {"count": str(count)})
 
     # ---- turns
 
-    async def _converse(self) -> None:
+    async def _converse(self, asked: _Asked, messages: MessageQueue) -> None:
+        """Every message in order, each with its own turn; raises what ends the whole run."""
         first = True
-        while self._queue or await self._more():
+        while await self._more(messages):
             if not first:
                 await self.delivery.begin_turn()
             first = False
-            await self._turn(self._queue.popleft())
-            if self._held is not None and self._held.broken:
-                return
+            try:
+                await self._answered(messages.take(), asked)
+            except _Stopped:
+                messages.stopping = False
+                await self.delivery.notice(self._stopped_text())
+            except CodingError as exc:
+                if exc.code == "coding.time_limit":
+                    raise
+                await self._failed(exc)
+            if self._held is not None and not self._held.prompts:
+                # What the agent still had to take waits for its own turn now.
+                await self._held.live.close()
 
-    async def _turn(self, prompt: Prompt) -> None:
+    async def _sent(self, messages: MessageQueue) -> None:
+        """Let the chat take what was said, until a message or the time limit comes; ``/stop`` shortens it."""
+        clock = self._clock
+        if clock is None or not self.delivery.sending:
+            return
+        clock.pause(SENDING)
+        while self.delivery.sending and not messages.waiting and clock.due(time.monotonic()) is None:
+            if messages.stopping:
+                messages.stopping = False
+                await self.delivery.cut_short()
+                await self.delivery.notice(self._stopped_text())
+                break
+            await asyncio.sleep(limits.LOOP_TICK)
+            await self._tick()
+        clock.answered(SENDING, time.monotonic())
+
+    async def _more(self, messages: MessageQueue) -> bool:
+        await self._sent(messages)
+        more = await messages.more()
+        if messages.stopping:
+            # It came when nothing was running any more.
+            messages.stopping = False
+            count = messages.take_dropped()
+            await self.tell("turn.cancelled_waiting" if count else "control.nothing_running", {"count": str(count)})
+        return more
+
+    async def _answered(self, prompt: Prompt, asked: _Asked) -> None:
+        """One message and its turn; a session that had died before it took the message is opened again, once."""
+        held = await self._ready(asked)
+        prompt = await self._with_missed(prompt)
+        try:
+            await self._turn(prompt, held)
+        except _NotTaken:
+            held.broken = True
+            try:
+                await self._turn(prompt, await self._ready(asked))
+            except _NotTaken:
+                raise AgentDied("coding.agent_died", retryable=True) from None
+
+    async def _failed(self, problem: CodingError) -> None:
+        """A turn that failed: told before the next one begins, else by the run's end."""
+        log.warning("run %s (%s): a turn ended: %s", self.ctx.run_id, self.correlation, problem.code)
+        error = AgentError(problem.code, problem.detail, problem.params, problem.retryable)
+        ended = TurnEnded("error", error)
+        if self._held is not None and self._held.turn_open:
+            self._held.broken = True
+        if self._clock is not None:
+            self._clock.event(ended, time.monotonic())
+        await self.delivery.end_turn(ended)
+
+    async def _turn(self, prompt: Prompt, held: Held) -> None:
         """One turn from its prompt to its end; raises the limit that ended it, or the error it failed with."""
-        held, clock = self._held, self._clock
-        assert held is not None and clock is not None
+        clock, messages = self._clock, self._messages
+        assert clock is not None and messages is not None
         session = held.live.session
-        if not held.live.usable:
-            raise AgentDied("coding.agent_died", retryable=True)
+        heard = False
         held.turn_open = True
         clock.answered(STARTING, time.monotonic())
-        sending = self._spawn(session.prompt(prompt))
+        sending = self.spawn(session.prompt(prompt))
         ending: CodingError | None = None
         end_by = math.inf
         while held.turn_open:
             event = held.channel.take()
             if event is not None:
+                heard = heard or not isinstance(event, SessionStarted)
                 clock.event(event, time.monotonic())
                 await self._event(event, held)
             elif held.channel.ended:
-                _raise_from(sending)
+                _raise_from(sending, heard)
                 raise AgentDied("coding.agent_died", retryable=True)
             else:
                 await held.channel.wait(limits.LOOP_TICK)
                 if not held.channel.waiting:
-                    _raise_from(sending)
+                    _raise_from(sending, heard)
             if held.turn_open:
                 await self._tick()
                 if end_by < math.inf:
                     if time.monotonic() >= end_by:
                         held.broken = True
-                        await self.delivery.end_turn(TurnEnded("cancelled"))
+                        await self.delivery.end_turn(TurnEnded("cancelled"), sentence=self._stopped_text())
                         break
                     continue
                 ending = self._limit_reached()
-                if ending is not None or self._stop:
-                    self._spawn(session.interrupt())
+                if ending is not None or messages.stopping:
+                    self.spawn(session.interrupt())
                     end_by = time.monotonic() + limits.CANCEL_GRACE
-        self._stop = False
+        if end_by < math.inf:
+            if messages.stopping:
+                await self.delivery.cut_short()
+            messages.stopping = False
         if ending is not None:
             raise ending
 
@@ -632,13 +726,15 @@ class _Run:
         match event:
             case TurnEnded():
                 held.turn_open = False
-                await self.delivery.end_turn(event)
+                cancelled = event.stop_reason == "cancelled"
+                await self.delivery.end_turn(event, sentence=self._stopped_text() if cancelled else None)
                 return
             case SessionStarted(session_id=session_id):
                 self._save(session_id)
             case ApprovalRequested():
                 assert self._settings is not None
-                decision = interactions.decide(self._settings.approval_policy, event, held.place.inside)
+                inside = inside_of(held.place.launcher, held.live.session.directory)
+                decision = interactions.decide(self._settings.approval_policy, event, inside)
                 await self.delivery.event(event)
                 await self._decided(event.request_id, decision, held)
                 return
@@ -651,12 +747,12 @@ class _Run:
         await self.delivery.event(event)
 
     async def _decided(self, request_id: str, decision: interactions.Decision, held: Held) -> None:
-        self._spawn(held.live.session.answer(request_id, decision.answer))
+        self.spawn(held.live.session.answer(request_id, decision.answer))
         if self._clock is not None:
             self._clock.answered(request_id, time.monotonic())
         if decision.text_key and decision.text_key not in self._told:
             self._told.add(decision.text_key)
-            await self._tell(decision.text_key, decision.params)
+            await self.tell(decision.text_key, decision.params)
 
     # ---- the release
 
@@ -673,7 +769,7 @@ class _Run:
         async with contextlib.AsyncExitStack() as steps:
             if self._acquiring is not None:
                 steps.push_async_callback(_given_back, self._acquiring)
-            for lease in self._leases:
+            for lease in self._leases.values():
                 steps.callback(lease.release)
             if self._held is not None:
                 steps.push_async_callback(self._let_go, self._held, installation)
@@ -700,7 +796,9 @@ async def _given_back(acquiring: asyncio.Task[Lease]) -> None:
         acquiring.result().release()
 
 
-def _raise_from(task: asyncio.Task[Any]) -> None:
-    """Raise what a finished task failed with."""
-    if task.done() and not task.cancelled() and (problem := task.exception()) is not None:
+def _raise_from(sending: asyncio.Task[Any], heard: bool) -> None:
+    """Raise what sending a prompt failed with; :class:`_NotTaken` where the agent had died and nothing was heard of a turn."""
+    if sending.done() and not sending.cancelled() and (problem := sending.exception()) is not None:
+        if isinstance(problem, AgentDied) and not heard:
+            raise _NotTaken from problem
         raise problem

@@ -44,6 +44,7 @@ __all__ = [
     "ProcessCleanupUnconfirmed",
     "SupervisedProcess",
     "WorkerShape",
+    "account_name",
     "agent_died",
     "child_environment",
     "conventional_directories",
@@ -244,6 +245,11 @@ def child_environment(
     env.update(extra)
     env["PATH"] = search_path(extra.get("PATH", ""), recorded=recorded_path, environ={**environ, "HOME": env["HOME"]})
     return env
+
+
+def account_name() -> str:
+    """The name of the account this process runs under; its number where the account has no entry (a jail)."""
+    return _account()[0]
 
 
 def _account() -> tuple[str, str]:

@@ -303,6 +303,9 @@ class FormModel(BaseModel):
         hide_input_in_errors=True,
     )
 
+    former: ClassVar[frozenset[str]] = frozenset()
+    """Fields the form no longer has, read from what is stored already."""
+
 
 class RunnerSettings(FormModel):
     """The fields that the forms of all three runners share.
@@ -414,8 +417,17 @@ class PluginSettings(FormModel):
     daemon_token: Secret = SecretStr("")
     ssh_private_key_secret: Secret = SecretStr("")
     """A private key in OpenSSH or PEM form, for workers that have no key file of their own."""
+    agent_secret_values: Secrets = Field(default_factory=lambda: types.MappingProxyType({}), repr=False)
+    """The values of ``${secret:NAME}``; ``secret`` as a word of the name makes LangBot (4.11.2) mask it."""
     agent_secrets: Secrets = Field(default_factory=lambda: types.MappingProxyType({}), repr=False)
-    """The values of ``${secret:NAME}``."""
+    """The same field under its former name, which LangBot does not mask."""
+
+    former: ClassVar[frozenset[str]] = frozenset({"agent_secrets"})
+
+    @property
+    def secrets(self) -> Mapping[str, SecretStr]:
+        """The values of ``${secret:NAME}``, wherever they are stored; of two values of one name the masked field's counts."""
+        return types.MappingProxyType({**self.agent_secrets, **self.agent_secret_values})
 
 
 Model = TypeVar("Model", bound=FormModel)

@@ -13,6 +13,7 @@ from typing import Final
 
 from pkg import limits, text_clean
 from pkg.errors import LaunchError
+from pkg.redaction import Redactor
 
 MARK: Final = "coding-ssh-error: "
 """How the library's child program begins the one line that says why it failed; a code without ``coding.`` follows."""
@@ -59,9 +60,7 @@ def classify(stderr: str, *, machine: str, secrets: Iterable[str] = ()) -> Launc
         if any(pattern.search(line) for line in lines):
             return error(code, machine)
     words = [line for line in lines if not line.startswith(MARK)]
-    detail = _PATH.sub("…", text_clean.one_line(words[-1], limits.SSH_DETAIL_CHARS)) if words else ""
-    for secret in sorted(filter(None, secrets), key=len, reverse=True):
-        detail = detail.replace(secret, "***")
+    detail = _PATH.sub("…", text_clean.one_line(Redactor(secrets)(words[-1]), limits.SSH_DETAIL_CHARS)) if words else ""
     return error("ssh_failed", machine, detail=detail)
 
 

@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import json
 import re
 import shlex
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from pkg import limits, ssh_wrapper, text_clean
+from pkg import limits, ssh_wrapper
 from pkg.errors import AgentDied, LaunchError, ProcessCleanupUnconfirmed
 from pkg.process_api import AgentProcess, Command, Exit, Graces
+from pkg.redaction import Redactor
 from pkg.ssh_wrapper import CONTROL, STDERR, STDIN, STDOUT
-from pkg.supervised_process import agent_died
+from pkg.supervised_process import agent_died, stopped
 
 _FAILURES: Final = {
     "workspace_missing": "coding.ssh_workspace_missing",
@@ -35,7 +35,6 @@ _FAILURES: Final = {
     "command_closed": "coding.ssh_command_closed",
 }
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_CREDENTIALS: Final = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
 
 Doubt = tuple[str, tuple[int, ...]]
 """Why an end is not proven, and the pids last seen."""
@@ -72,19 +71,6 @@ class _Ending:
         if doubt is not None:
             raise ProcessCleanupUnconfirmed(*doubt)
 
-    async def _abandon(self) -> None:
-        """After a failed or cancelled start: do not return before the end, however often the caller is cancelled."""
-        cancelled = False
-        while True:
-            try:
-                await self.stop()
-            except asyncio.CancelledError:
-                cancelled = True
-                continue
-            break
-        if cancelled:
-            raise asyncio.CancelledError
-
     async def _end(self) -> Doubt | None:
         raise NotImplementedError
 
@@ -116,7 +102,7 @@ class RemoteProcess(_Ending):
         super().__init__(carrier)
         self._command = command
         self._machine = machine
-        self._secrets = sorted({*secrets, *(json.dumps(secret)[1:-1] for secret in secrets)} - {""}, key=len, reverse=True)
+        self._redact = Redactor(secrets)
         self._alive_interval = alive_interval
         self._alive_timeout = alive_timeout
         self._outgoing: deque[bytes] = deque()
@@ -163,12 +149,12 @@ class RemoteProcess(_Ending):
             async with asyncio.timeout(limits.SSH_START_SECONDS):
                 await self._answered.wait()
         except BaseException as exc:
-            await self._abandon()
+            await stopped(self)
             if isinstance(exc, TimeoutError):
                 raise failure("start_failed", self._command, self._machine) from None
             raise
         if self._pid == 0:
-            await self._abandon()
+            await stopped(self)
             raise self._failure or LaunchError("coding.ssh_closed", retryable=True, machine=self._machine)
 
     # ---- streams
@@ -229,13 +215,7 @@ class RemoteProcess(_Ending):
 
     def stderr_tail(self) -> str:
         """The last lines of stderr: decoded, without terminal escapes, secrets replaced by ``***``."""
-        text = text_clean.clean(self._tail.decode("utf-8", "replace"))
-        if self._tail_cut:
-            longest = max((len(secret) for secret in self._secrets), default=0)
-            text = text.split("\n", 1)[1] if "\n" in text else text[longest:]
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return _CREDENTIALS.sub("***", text)
+        return self._redact.tail(self._tail, cut=self._tail_cut)
 
     async def wait(self) -> Exit:
         """Wait until the agent's own process has ended. Raises :class:`pkg.errors.AgentDied` when the machine was lost."""
@@ -437,7 +417,7 @@ class ShellProcess(_Ending):
         super().__init__(carrier)
         self._command = command
         self._machine = machine
-        self._secrets = sorted(filter(None, secrets), key=len, reverse=True)
+        self._redact = Redactor(secrets)
         self._pid = 0
         self._rest = bytearray()
         self.directory = ""
@@ -455,12 +435,12 @@ class ShellProcess(_Ending):
                 await self._carrier.write(f"{len(script)}\n".encode() + script)
                 answer = await self._answer()
         except (TimeoutError, AgentDied):
-            await self._abandon()
+            await stopped(self)
         except BaseException:
-            await self._abandon()
+            await stopped(self)
             raise
         if answer is None:
-            await self._abandon()
+            await stopped(self)
             raise failure("start_failed", self._command, self._machine)
         kind, word, directory = answer
         if kind == "failed":
@@ -501,10 +481,7 @@ class ShellProcess(_Ending):
 
     def stderr_tail(self) -> str:
         """The last lines of stderr, the SSH client's own included; secrets replaced by ``***``."""
-        text = _SHELL_EXIT.sub("", self._carrier.stderr_tail())
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return text
+        return self._redact(_SHELL_EXIT.sub("", self._carrier.stderr_tail()))
 
     async def wait(self) -> Exit:
         """Wait until the command has ended. Raises :class:`pkg.errors.AgentDied` when the machine was lost."""

@@ -15,11 +15,12 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import errno
+import fcntl
 import json
 import os
-import re
 import secrets as random
 import signal
 import socket
@@ -30,19 +31,27 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pkg import limits, process_supervisor, text_clean
+from pkg import limits, process_supervisor
 from pkg.errors import AgentDied, LaunchError, ProcessCleanupUnconfirmed
 from pkg.process_api import AgentProcess, Exit, Graces
+from pkg.redaction import Redactor
 
 MARKER: Final = "CODING_AGENT_RUN"
 """Name of the environment variable that marks every process of one tree; its value is random and no secret."""
 
 _SCRIPT: Final = str(Path(process_supervisor.__file__).resolve())
-_CREDENTIALS_IN_URL: Final = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
 _LIBRARY_PATHS: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH")
 
 
 # ------------------------------------------------------------------ descriptors on the loop
+
+
+def _widen(fd: int) -> None:
+    """Let a pipe hold ``limits.AGENT_PIPE_BYTES``, where the system can and this account may."""
+    set_size = getattr(fcntl, "F_SETPIPE_SZ", None)
+    if set_size is not None:
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, set_size, limits.AGENT_PIPE_BYTES)
 
 
 class _End:
@@ -250,11 +259,14 @@ def _graces(graces: Graces) -> dict[str, float]:
 class SupervisedProcess:
     """One agent under its supervisor on this machine; an :class:`pkg.process_api.AgentProcess`."""
 
-    def __init__(self, env: Mapping[str, str], secrets: Iterable[str], graces: Graces, pipes: Sequence[int]) -> None:
+    def __init__(
+        self, env: Mapping[str, str], directory: str, secrets: Iterable[str], graces: Graces, pipes: Sequence[int]
+    ) -> None:
         """Used by :meth:`start`. ``pipes`` are our ends of stdin, stdout and stderr."""
+        self._directory = directory
         self._loop = asyncio.get_running_loop()
         self._graces = graces
-        self._secrets = sorted(_variants(secrets), key=len, reverse=True)
+        self._redact = Redactor(secrets)
         self._marker = env[MARKER]
         self._stdin = _End(self._loop, pipes[0], writing=True)
         self._stdout = _End(self._loop, pipes[1], writing=False)
@@ -311,7 +323,8 @@ class SupervisedProcess:
                 reader, writer = os.pipe()
                 ours.append(writer if index == 0 else reader)
                 theirs.append(reader if index == 0 else writer)
-            self = cls(marked, secrets, graces, ours)
+            _widen(ours[1])
+            self = cls(marked, str(Path(cwd).absolute()), secrets, graces, ours)
             ours = []
             self._channel = _Channel((theirs[0], theirs[1], theirs[2]), self._report, self._supervisor_gone)
         except (OSError, subprocess.SubprocessError) as exc:
@@ -360,6 +373,11 @@ class SupervisedProcess:
     def pid(self) -> int:
         """The agent's pid."""
         return self._pid
+
+    @property
+    def directory(self) -> str:
+        """The absolute directory it was started in."""
+        return self._directory
 
     async def write(self, data: bytes) -> None:
         """Write to the agent's stdin and wait until the pipe took it; concurrent writes do not mix.
@@ -412,19 +430,8 @@ class SupervisedProcess:
         return data
 
     def stderr_tail(self) -> str:
-        """The last lines of stderr: decoded, without terminal escapes, secrets replaced by ``***``.
-
-        Secrets are the values given at the start, also escaped as in JSON and each longer line of a value with several,
-        and the credentials in any URL.
-        """
-        text = text_clean.clean(self._tail.decode("utf-8", "replace"))
-        if self._tail_cut:
-            # The cut may have gone through a secret: whatever could be the rest of one is not shown.
-            _, newline, whole = text.partition("\n")
-            text = whole if newline else _without_rest(text.lstrip("\ufffd"), self._secrets)
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return _CREDENTIALS_IN_URL.sub("***", text)
+        """The last lines of stderr: decoded, without terminal escapes, the secrets given at the start hidden."""
+        return self._redact.tail(self._tail, cut=self._tail_cut)
 
     def _read_stderr(self) -> None:
         try:
@@ -473,17 +480,7 @@ class SupervisedProcess:
     async def _abandon(self) -> None:
         """After a failed or cancelled start: end it at once, and do not return before that is proven."""
         self._begin_stop(Graces(eof=0.0, term=0.0, kill=self._graces.kill))
-        cancelled = False
-        while not self._ended.done():
-            try:
-                await asyncio.shield(self._ended)
-            except asyncio.CancelledError:
-                cancelled = True
-        self._release()
-        if self._doubt is not None:
-            raise ProcessCleanupUnconfirmed(*self._doubt)
-        if cancelled:
-            raise asyncio.CancelledError
+        await stopped(self)
 
     def _report(self, report: Mapping[str, Any]) -> None:
         event = report["event"]
@@ -553,6 +550,23 @@ class SupervisedProcess:
         return agent_died(self, Exit(self._exit.result()) if self._exit.done() else None)
 
 
+async def stopped(process: AgentProcess) -> None:
+    """Stop a process and do not return before its end, however often the caller is cancelled; only then that is raised.
+
+    Raises :class:`pkg.errors.ProcessCleanupUnconfirmed`.
+    """
+    cancelled = False
+    while True:
+        try:
+            await process.stop()
+        except asyncio.CancelledError:
+            cancelled = True
+            continue
+        break
+    if cancelled:
+        raise asyncio.CancelledError
+
+
 def agent_died(process: AgentProcess, end: Exit | None) -> AgentDied:
     """The error for an agent that ended while it was needed: exit code (``None`` = still there) and its last words."""
     words = "\n".join(process.stderr_tail().strip().splitlines()[-limits.LAST_WORDS_LINES :])[-limits.LAST_WORDS_CHARS :]
@@ -577,20 +591,6 @@ def _start_error(report: Mapping[str, Any], name: str, words: str) -> LaunchErro
     if stage == "exec" and number in (errno.EACCES, errno.ENOEXEC, errno.ENOENT, errno.EPERM):
         return LaunchError("coding.agent_not_executable", name=name)
     return LaunchError("coding.agent_start_failed", retryable=True, name=name, reason=errno.errorcode.get(number, str(number)))
-
-
-def _variants(secrets: Iterable[str]) -> set[str]:
-    found: set[str] = set()
-    for secret in secrets:
-        pieces = {secret, *(line.strip() for line in secret.splitlines() if len(line.strip()) >= limits.SECRET_LINE_CHARS)}
-        found |= pieces | {json.dumps(piece)[1:-1] for piece in pieces}
-    return {text_clean.clean(secret) for secret in found} - {""}
-
-
-def _without_rest(text: str, secrets: Iterable[str]) -> str:
-    """``text`` without the longest end of a secret it begins with."""
-    rests = (size for secret in secrets for size in range(len(secret) - 1, 0, -1) if text.startswith(secret[-size:]))
-    return text[max(rests, default=0) :]
 
 
 # ------------------------------------------------------------------ other processes

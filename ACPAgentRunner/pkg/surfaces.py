@@ -1,9 +1,10 @@
-"""What each delivery surface holds and shows: one table, the only place that knows adapters by name.
+"""What each delivery surface holds, shows and how fast it takes it: one table, the only place that knows adapters by name.
 
 Facts of LangBot 4.11.2 behind it: nothing splits long text and nobody says the limit (``max_message_size`` is null); the
 Telegram adapter edits its message on deltas with ``(msg_sequence - 1) % 8 == 0``, the Lark adapter on multiples of 8 (others
 once per second), the DingTalk adapters by time or as Telegram; the web chat, Discord, WeCom and QQ adapters do not read the
-number. A number that is 1 plus a multiple of 8 therefore shows everywhere but on Lark, which gets multiples of 8.
+number. A number that is 1 plus a multiple of 8 therefore shows everywhere but on Lark, which gets multiples of 8. A streamed
+message is first sent as a placeholder and then edited: its first text is two calls of the service, each further one a call.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pkg import limits
+from pkg.pacing import Allowance
 from pkg.text_split import MINIMUM_UNITS, Limit
 
 _STATUS_BYTES: Final = 16 * 1024
@@ -35,6 +37,8 @@ class Surface:
     """How often a delta carries its text: results have it in ``content`` and ``all_content``."""
     shown_every: int = 1
     """Of how many updates the surface shows one, the first always among them."""
+    allowance: Allowance | None = None
+    """How many messages and edits its chats take; ``None`` for those that are no service's."""
 
     def sequence(self, shows: int) -> int:
         """The number of a bubble's delta after ``shows`` earlier ones."""
@@ -49,6 +53,20 @@ def _units(adapter: str) -> int | None:
     if "websocket" in adapter or "webpage" in adapter or "web_page" in adapter or adapter == "debug":
         return None
     return limits.UNKNOWN_TEXT_UNITS
+
+
+def _allowance(adapter: str, *, group: bool) -> Allowance | None:
+    if _units(adapter) is None:
+        return None
+    if "telegram" in adapter:
+        return Allowance(limits.TELEGRAM_BURST, limits.TELEGRAM_GROUP_PER_SECOND if group else limits.TELEGRAM_PER_SECOND)
+    if "discord" in adapter:
+        return Allowance(limits.DISCORD_BURST, limits.DISCORD_PER_SECOND)
+    if "lark" in adapter:
+        return Allowance(limits.LARK_BURST, limits.LARK_PER_SECOND)
+    if "wecom" in adapter or "dingtalk" in adapter:
+        return Allowance(limits.WECOM_BURST, limits.WECOM_PER_SECOND)
+    return Allowance(limits.UNKNOWN_BURST, limits.UNKNOWN_PER_SECOND)
 
 
 def surface_for(
@@ -74,8 +92,8 @@ def surface_for(
         room = Limit(units, room.json_bytes)
     telegram = "telegram" in name
     interval = limits.DELTA_INTERVAL
+    group = (reply_target or {}).get("target_type") == "group"
     if telegram and not live_reply:
-        group = (reply_target or {}).get("target_type") == "group"
         interval = limits.TELEGRAM_GROUP_DELTA_INTERVAL if group else limits.TELEGRAM_DELTA_INTERVAL
     return Surface(
         limit=room,
@@ -83,4 +101,5 @@ def surface_for(
         first_sequence=SEQUENCE_STEP if "lark" in name else 1,
         text_copies=copies,
         shown_every=SEQUENCE_STEP if telegram and live_reply else 1,
+        allowance=_allowance(name, group=group),
     )

@@ -31,7 +31,7 @@ def _join_pair(match: re.Match[str]) -> str:
 
 def is_blank(text: str) -> bool:
     """Whether a person would see nothing: only whitespace and invisible characters (surfaces drop such messages)."""
-    return not _INVISIBLE.sub("", text)
+    return not text or _INVISIBLE.fullmatch(text) is not None
 
 
 def one_line(text: str, max_chars: int) -> str:

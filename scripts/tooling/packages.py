@@ -7,6 +7,7 @@ named so that none is forgotten.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import sys
@@ -40,12 +41,19 @@ def forgotten(name: str) -> list[str]:
     return [path for path in _git("ls-files", "-z", "--others", "--exclude-standard", "--", *directories).split("\0") if path]
 
 
-def export(name: str, target: Path) -> None:
-    """Write the package's files into the new directory ``target``."""
+def export(name: str, target: Path) -> frozenset[str]:
+    """Write the package's files into the new directory ``target``; their paths in it.
+
+    A file that somebody removes meanwhile is left out, as if it had been removed before.
+    """
+    written = set()
     for path, source in sources(name).items():
         copy = target / path
         copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, copy)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(source, copy)
+            written.add(path)
+    return frozenset(written)
 
 
 def build(name: str, output: Path) -> Path:

@@ -42,6 +42,8 @@ CREDENTIALS = re.compile(r"^(ANTHROPIC|CLAUDE|OPENAI|CODEX|GEMINI|GOOGLE|OPENCOD
 """Environment variables by which agents find their account; they travel as secrets of the plugin form."""
 TICK = 0.2
 """Seconds between two looks at what the screen holds back."""
+IMPATIENCE = 3
+"""How often Ctrl-C is pressed in vain before the demo ends at once."""
 LOG_LINES = 20
 LISTED = 20
 
@@ -108,16 +110,24 @@ def runner_form(chosen: Options, workspace: Path, gate: Path | None) -> dict[str
 
 def plugin_form() -> dict[str, Any]:
     """The plugin form: the accounts that this shell's environment names."""
-    return {"agent-secrets": json.dumps({name: value for name, value in os.environ.items() if CREDENTIALS.match(name)})}
+    return {"agent-secret-values": json.dumps({name: value for name, value in os.environ.items() if CREDENTIALS.match(name)})}
 
 
 class Interrupts:
-    """Ctrl-C as calls into the loop. The signal stays blocked, also in the worker, so that it ends nothing by itself."""
+    """Ctrl-C as calls into the loop. The signal stays blocked, also in the worker, so that it ends nothing by itself.
 
-    def __init__(self, called: Callable[[], None]) -> None:
-        """``called`` is called in this loop for every Ctrl-C; a fourth one leaves at once, whatever the loop is doing."""
+    It leaves, by cancelling the main task once, unless ``instead`` deals with it. Impatience while leaving, or a loop that
+    hears nothing, ends this process at once; the worker and the supervisors notice that and end the rest.
+    """
+
+    def __init__(self, main: asyncio.Task[Any]) -> None:
+        """To be made inside the loop; ``main`` is what leaving cancels."""
+        self.instead: Callable[[], bool] | None = None
+        """Called in the loop; true when nothing more is to be done."""
         self._loop = asyncio.get_running_loop()
-        self._called = called
+        self._main = main
+        self._leaving = 0
+        self._unheard = 0
         threading.Thread(target=self._wait, name="interrupts", daemon=True).start()
 
     @staticmethod
@@ -126,12 +136,22 @@ class Interrupts:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
     def _wait(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            for _ in range(3):
-                signal.sigwait({signal.SIGINT})
-                self._loop.call_soon_threadsafe(self._called)
+        while True:
             signal.sigwait({signal.SIGINT})
-        os._exit(130)
+            self._unheard += 1
+            if self._unheard > IMPATIENCE:
+                os._exit(130)
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._heard)
+
+    def _heard(self) -> None:
+        self._unheard = 0
+        if self._leaving or self.instead is None or not self.instead():
+            self._leaving += 1
+            if self._leaving == 1:
+                self._main.cancel()
+            elif self._leaving > IMPATIENCE:
+                os._exit(130)
 
 
 class Chat:
@@ -145,7 +165,6 @@ class Chat:
         self._count = 0
         self._run: asyncio.Task[None] | None = None
         self._warned = False
-        self._main = asyncio.current_task()
 
     async def send(self, text: str) -> bool:
         """One message; whether a non-empty answer came back and no error."""
@@ -172,17 +191,18 @@ class Chat:
             async for result in results:
                 self._screen.result(result.model_dump(mode="json"))
 
-    def interrupt(self) -> None:
-        """Ctrl-C: cancel what runs, else leave; the first time with nothing running only say so."""
-        if self._run is not None and not self._run.done() and not self._run.cancelling():
+    def interrupt(self) -> bool:
+        """Ctrl-C: cancel what runs; with nothing running say first that another one leaves. False when it is to leave."""
+        running = self._run is not None and not self._run.done()
+        if self._run is not None and running and not self._run.cancelling():
             self._screen.note("cancelling (Ctrl-C again leaves)")
             self._run.cancel()
-        elif self._warned or (self._run is not None and not self._run.done()):
-            if self._main is not None:
-                self._main.cancel()
+        elif running or self._warned:
+            return False
         else:
             self._warned = True
             self._screen.note("Ctrl-C again leaves")
+        return True
 
     async def talk(self, lines: Lines) -> None:
         """Send every line that is typed, until there are no more."""
@@ -204,6 +224,9 @@ async def converse(chosen: Options, out: TextIO, log: Path, base: Path) -> int:
     meaning = POLICIES[chosen.policy] if asked or chosen.policy != "ask" else "nobody can be asked here, so it denies"
     print(f"policy {chosen.policy}: {meaning}", file=out)
     print(f"agent {chosen.agent or DEMO_AGENT} in {workspace}", file=out, flush=True)
+    this = asyncio.current_task()
+    assert this is not None
+    interrupts = Interrupts(this)
     async with contextlib.AsyncExitStack() as stack:
         lines = Lines() if asked or chosen.say is None else None
         gate = base / "gate" if asked and lines is not None else None
@@ -214,7 +237,7 @@ async def converse(chosen: Options, out: TextIO, log: Path, base: Path) -> int:
             sdk_worker(await asyncio.to_thread(built), base / "runtime", installations={"demo": plugin_form()})
         )
         chat = Chat(worker, screen, runner_form(chosen, workspace, gate))
-        Interrupts(chat.interrupt)
+        interrupts.instead = chat.interrupt
         if chosen.say is None:
             if lines is not None:
                 await chat.talk(lines)

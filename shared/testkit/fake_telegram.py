@@ -69,13 +69,14 @@ class Refusal(Exception):
 class FakeTelegram:
     """Bots by token, chats by id. Use as a context manager."""
 
-    def __init__(self, *, burst: int = 0, per_second: float = 1.0) -> None:
+    def __init__(self, *, burst: int = 0, per_second: float = 1.0, group_per_second: float = 1 / 3) -> None:
         """Nothing listens before ``with``.
 
-        With a ``burst`` a chat takes that many messages and edits at once and ``per_second`` afterwards; more are answered 429,
-        as the service does (its own numbers are not public: about one message per second and chat, 20 per minute in a group).
+        With a ``burst`` a chat takes that many messages and edits at once and ``per_second`` (a group ``group_per_second``)
+        afterwards; more are answered 429, as the service does. The defaults are what its bot FAQ says: one message per second
+        and chat, 20 per minute in a group, short bursts allowed; how long a burst may be is not public.
         """
-        self._burst, self._per_second = burst, per_second
+        self._burst, self._per_second, self._group_per_second = burst, per_second, group_per_second
         self._room: dict[str, tuple[float, float]] = {}
         self.calls: list[Call] = []
         self._chats: dict[tuple[str, int], list[Message]] = collections.defaultdict(list)
@@ -211,7 +212,7 @@ class FakeTelegram:
             self._note(Call(bot, method, fields, str(exc)))
             refused = {"ok": False, "error_code": exc.status, "description": str(exc)}
             if exc.status == 429:
-                refused["parameters"] = {"retry_after": math.ceil(1 / self._per_second)}
+                refused["parameters"] = {"retry_after": math.ceil(1 / self._rate(int(fields["chat_id"])))}
             return web.json_response(refused, status=exc.status)
         self._note(Call(bot, method, fields))
         return _result(result)
@@ -250,7 +251,7 @@ class FakeTelegram:
         if method == "sendChatAction":
             return True
         if self._burst:
-            self._spend(f"{bot} {chat}")
+            self._spend(bot, chat)
         if method.startswith("send"):
             message = Message(next(self._ids))
             if method == "sendMessage":
@@ -279,14 +280,17 @@ class FakeTelegram:
         shown = {"message_id": message.message_id, "date": int(time.time()), "chat": self._chat(chat), "from": me}
         return {**shown, "text": message.text}
 
-    def _spend(self, chat: str) -> None:
-        now = time.monotonic()
-        left, since = self._room.get(chat, (float(self._burst), now))
-        left = min(float(self._burst), left + (now - since) * self._per_second)
+    def _rate(self, chat: int) -> float:
+        return self._group_per_second if chat < 0 else self._per_second
+
+    def _spend(self, bot: str, chat: int) -> None:
+        now, key = time.monotonic(), f"{bot} {chat}"
+        left, since = self._room.get(key, (float(self._burst), now))
+        left = min(float(self._burst), left + (now - since) * self._rate(chat))
         if left < 1:
-            self._room[chat] = (left, now)
+            self._room[key] = (left, now)
             raise Refusal("Too Many Requests: retry later", 429)
-        self._room[chat] = (left - 1, now)
+        self._room[key] = (left - 1, now)
 
 
 def _text(fields: dict[str, str], too_long: str) -> str:

@@ -4,7 +4,7 @@ One server speaks, streaming and not, what the real agents of the suite speak to
 (``/v1/messages``), OpenAI Responses (``/v1/responses``) and chat completions (``/v1/chat/completions``), and Gemini's
 ``generateContent``. Only requests that carry :data:`KEY` are answered; everything else gets 401.
 
-The last user message that holds a script ``[[ step ;; step ]]`` decides: step *n* answers the model call that has *n* tool
+The last script ``[[ step ;; step ]]`` of a user message decides: step *n* answers the model call that has *n* tool
 results after that message; when the steps are used up, the answer is ``done: `` and the last tool result. Steps:
 
 - ``say TEXT``: the text, word by word;
@@ -12,7 +12,7 @@ results after that message; when the steps are used up, the answer is ``done: ``
 - ``hold PATH``: ``holding``, then nothing until a file exists at the path, then ``released``;
 - ``run COMMAND``: a call of whatever shell tool the request offers; where that tool has a sandbox (Codex), the call asks to
   leave it, as models do for commands that write; ``sandboxed COMMAND`` does not ask;
-- ``call NAME JSON``: a call of the offered tool whose name ends with ``NAME``;
+- ``call NAME JSON``: a call of the offered tool whose name is ``NAME`` or ends with it;
 - ``fail STATUS``: an HTTP error with :data:`REFUSAL` as its message.
 
 Requests that offer no tools (agents ask for titles, summaries and routes on the side) are answered :data:`ASIDE`, or with the
@@ -176,9 +176,9 @@ def step_for(asked: Asked) -> Step:
     if not asked.tools:
         return Say(json.dumps(_smallest(asked.schema)) if asked.schema else ASIDE)
     scripted = [
-        (at, match[1])
+        (at, scripts[-1])
         for at, (role, text) in enumerate(asked.history)
-        if role == "user" and (match := _SCRIPT.search(text)) is not None
+        if role == "user" and (scripts := _SCRIPT.findall(text))
     ]
     if not scripted:
         return Say("there is no script in this conversation")
@@ -204,7 +204,7 @@ def _step(written: str, asked: Asked, earlier: list[str]) -> Step:
             return _shell_call(rest, asked.tools, sandboxed=verb == "sandboxed")
         case "call":
             name, _, arguments = rest.partition(" ")
-            found = next((tool for tool in asked.tools if tool.endswith(name)), "")
+            found = name if name in asked.tools else next((tool for tool in asked.tools if tool.endswith(name)), "")
             if not found:
                 return Say(f"{name} is not offered, only: {', '.join(asked.tools)}")
             return Call(found, json.loads(arguments))

@@ -32,10 +32,12 @@ def kind_of(annotation: Any) -> str:
 
 
 def described(model: Any, form: list[dict[str, Any]], parse: Any) -> dict[str, Any]:
-    """Every field of a model by its form name, and whether the form's default means the model's."""
+    """Every field of a model's form by its form name, and whether the form's default means the model's."""
     defaults = parse(model, {})
     out: dict[str, Any] = {}
     for name, field in model.model_fields.items():
+        if name in model.former:
+            continue
         form_name = name.replace("_", "-")
         stored = {each["name"]: each["default"] for each in form if each["name"] == form_name}
         options = [str(each) for each in typing.get_args(field.annotation)] if kind_of(field.annotation) == "select" else []

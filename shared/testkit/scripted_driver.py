@@ -43,6 +43,7 @@ class ScriptedSession:
         self.driver = driver
         self.spec = spec
         self.session_id = session_id
+        self.directory = spec.cwd
         self.capabilities = SessionCapabilities(steer=driver.steerable, live_mcp=driver.renewable)
         self.prompts: list[Prompt] = []
         self.steered: list[Prompt] = []
@@ -84,6 +85,9 @@ class ScriptedSession:
         """Start the script."""
         if self._turn is not None and not self._turn.done():
             raise TurnInProgress
+        if self.driver.prompt_errors:
+            self._dead = True
+            raise self.driver.prompt_errors.pop(0)
         self.prompts.append(prompt)
         self._turn = asyncio.get_running_loop().create_task(self._run(prompt))
 
@@ -148,6 +152,10 @@ class ScriptedDriver:
     renewable: bool = False
     stubborn: bool = False
     open_error: BaseException | None = None
+    open_errors: list[BaseException | None] = dataclasses.field(default_factory=list)
+    """What the next openings fail with, one after the other; ``None`` is one that doesn't."""
+    prompt_errors: list[BaseException] = dataclasses.field(default_factory=list)
+    """What the next prompts fail with, each killing its session, before anything of them arrives."""
     missing: frozenset[str] = frozenset()
     """Session ids that are proven gone: resuming one starts afresh and says so."""
     opening: asyncio.Event | None = None
@@ -162,6 +170,8 @@ class ScriptedDriver:
             await self.opening.wait()
         if self.open_error is not None:
             raise self.open_error
+        if self.open_errors and (problem := self.open_errors.pop(0)) is not None:
+            raise problem
         wanted = spec.resume_session_id
         lost = wanted in self.missing
         session = ScriptedSession(self, spec, wanted if wanted and not lost else f"scripted-{next(self._ids)}")
