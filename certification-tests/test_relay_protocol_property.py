@@ -115,11 +115,8 @@ def act(world: World, name: str, which: int, much: int) -> None:
         case "duplicate" if wire is not None and wire.passed and wire.number in world.wires:
             replay(world, machine, much)
         case "inject" if wire is not None and wire.number in world.wires and machine.role is not None:
-            forged = b'["AAAAAAAAAAAAAAAAAAAAAA",%d,{"type":"run.cancel","job_id":"x"}]' % (much % 5 + 1)
             if machine.role.live:
-                machine.role.receive(forged, world.now)
-                world.hub.receive(wire.number, forged, world.now)
-                world.seen["injected frame"] += 1
+                forge(world, machine, much)
         case "crash_hub" if much % 2 == 0:
             world.crash_hub()
         case "crash_daemon" if much % 2 == 0:
@@ -167,6 +164,26 @@ def replay(world: World, machine: Machine, much: int) -> None:
         world.hub.receive(wire.number, frame, world.now)
     else:
         role.receive(frame, world.now)
+    world.drain()
+
+
+def forge(world: World, machine: Machine, much: int) -> None:
+    """Somebody on the network who counts frames and knows job ids writes into the connection, without the key."""
+    wire, role = machine.wire, machine.role
+    assert wire is not None
+    assert role is not None
+    jobs = sorted(world.running(machine)) or ["x"]
+    job_id = jobs[much % len(jobs)].encode()
+    mac = wire.passed[-1][1][2:24] if wire.passed else b"A" * 22
+    up = (
+        b'{"type":"run.finished","job_id":"%b","outcome":"completed","last":0,"quiescent":true}',
+        b'{"type":"run.event","job_id":"%b","seq":1,"records":[{"type":"text","n":77}]}',
+        b'{"type":"run.ack","job_id":"%b","seq":1}',
+    )
+    down = (b'{"type":"run.cancel","job_id":"%b"}', b'{"type":"run.forget","job_id":"%b"}')
+    world.hub.receive(wire.number, b'["%b",%d,%b]' % (mac, wire.sealed["up"] + 1, up[much % 3] % job_id), world.now)
+    role.receive(b'["%b",%d,%b]' % (mac, wire.sealed["down"] + 1, down[much % 2] % job_id), world.now)
+    world.seen["injected frame"] += 1
     world.drain()
 
 

@@ -25,6 +25,7 @@ from pkg.relay_auth import (
     Secrets,
     Transcript,
     challenge_frame,
+    daemon_id_of,
     fingerprint,
     proof_of,
     transcript,
@@ -124,7 +125,7 @@ def identity_of(hello: Message) -> Identity:
     if type(metadata) is not dict:
         raise FrameError("bad field metadata")
     features = names_of(hello, "features", 64, 64)
-    return Identity(text_of(hello, "daemon_id"), text_of(hello, "daemon_incarnation", 64), features, metadata)
+    return Identity(daemon_id_of(hello), text_of(hello, "daemon_incarnation", 64), features, metadata)
 
 
 class Admission:

@@ -92,6 +92,14 @@ def valid_daemon_id(daemon_id: str) -> bool:
     return _DAEMON_ID.fullmatch(daemon_id) is not None
 
 
+def daemon_id_of(message: Message) -> str:
+    """The field ``daemon_id``; raises :class:`FrameError`."""
+    daemon_id = text_of(message, "daemon_id")
+    if not valid_daemon_id(daemon_id):
+        raise FrameError("bad field daemon_id")
+    return daemon_id
+
+
 def nonce_text(raw: bytes) -> str:
     """A nonce as it travels."""
     return base64.urlsafe_b64encode(raw).decode("ascii").rstrip("=")
@@ -150,7 +158,7 @@ def transcript(hello: bytes, challenge: bytes) -> Transcript:
     """The transcript of a hello and a challenge as they went over the wire; raises :class:`FrameError`."""
     first = decode_object(hello, limits.RELAY_HELLO_BYTES)
     second = decode_object(challenge, limits.RELAY_HELLO_BYTES)
-    return Transcript(text_of(first, "daemon_id"), nonce_of(first), nonce_of(second), hello, challenge)
+    return Transcript(daemon_id_of(first), nonce_of(first), nonce_of(second), hello, challenge)
 
 
 def challenge_frame(nonce: bytes, epoch: str) -> bytes:

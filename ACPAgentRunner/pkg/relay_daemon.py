@@ -67,9 +67,6 @@ _ID_CHARS: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwx
 
 Stage = Literal["offline", "challenge", "proof", "parked", "state", "live"]
 
-_END_OUTCOME: Final[Mapping[str, Outcome]] = {"cancelled": "cancelled", "journal": "failed"}
-"""What an ended job is reported as; every other reason means lost."""
-
 
 class DaemonJob(Streamed):
     """One job that this daemon has."""
@@ -517,7 +514,8 @@ class DaemonProtocol:
             return
         self._drop(job_id)
         self._quiesced.pop(job_id, None)
-        self._table.forgotten(job_id)
+        with contextlib.suppress(OSError):  # the next process reports it once more
+            self._table.forgotten(job_id)
         self._events.append(JobForgotten(job_id))
 
     def _drop(self, job_id: str) -> None:
@@ -588,7 +586,8 @@ class DaemonProtocol:
         while len(self._quiesced) > limits.RELAY_TABLE:
             oldest = next(iter(self._quiesced))
             del self._quiesced[oldest]
-            self._table.forgotten(oldest)
+            with contextlib.suppress(OSError):
+                self._table.forgotten(oldest)
 
     def _tell_finished(self, job: DaemonJob, *, quiescent: bool = True) -> None:
         self._control(
@@ -667,7 +666,7 @@ class DaemonProtocol:
         job = self._jobs.get(job_id)
         if job is None or job.outcome is not None:
             return
-        job.error = error
+        job.error = "journal" if error is None and job.ended == "journal" else error
         if not quiescent:
             job.ended = job.ended or "unconfirmed"
             self._unqueue(job)
@@ -676,7 +675,7 @@ class DaemonProtocol:
                 self._tell_finished(job, quiescent=False)
             return
         self._quiet(job_id)
-        job.outcome = _END_OUTCOME.get(job.ended, "lost") if job.ended else outcome
+        job.outcome = outcome if not job.ended else "cancelled" if job.ended == "cancelled" else "lost"
         if self._stage == "live":
             self._tell_finished(job)
         if job.ended or outcome not in ("completed", "failed"):

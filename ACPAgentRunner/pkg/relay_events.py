@@ -49,7 +49,8 @@ class RelayTimes:
 class RelayRefused(Exception):
     """A hub cannot do what it was asked; ``code`` says why, ``retryable`` whether waiting may help.
 
-    Codes: ``daemon_offline``, ``daemon_fenced``, ``daemon_jobs_full``, ``job_gone``, ``commands_full``.
+    Codes: ``daemon_offline``, ``daemon_fenced``, ``daemon_jobs_full``, ``job_gone``, ``commands_full``,
+    ``daemon_token_required``.
     """
 
     def __init__(self, code: str, *, retryable: bool = False) -> None:

@@ -17,13 +17,14 @@ Guarantees:
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Final, cast
 
 from pkg import limits
 from pkg.relay_admission import Admission, Socket, reason_text
-from pkg.relay_auth import Installation, Secrets, nonce_text
+from pkg.relay_auth import Installation, Secrets, nonce_text, token_problem
 from pkg.relay_events import (
     CLOSE_GOING_AWAY,
     CLOSE_PROTOCOL,
@@ -47,7 +48,7 @@ from pkg.relay_events import (
 )
 from pkg.relay_frames import Counters, FrameError, Json, Message, encode, flag_of, job_id_of, number_of
 from pkg.relay_jobs import HubJob, Link
-from pkg.relay_streams import pack
+from pkg.relay_streams import pack, shares
 from pkg.relay_table import Table, table_of
 
 _CONTROLS: Final = 4096
@@ -75,6 +76,7 @@ class HubProtocol:
         self.dropped = Counters()
         """What connections that have ended had dropped."""
         self._random = random
+        self._shared = shared
         self._markers = markers or NoMarkers()
         self._secrets = Secrets()
         self._admission = Admission(self._secrets, epoch, random, self.times, shared, self._close)
@@ -154,11 +156,11 @@ class HubProtocol:
     def put_secret(self, installation: Installation, token: str, now: float) -> None:
         """An installation shows its token: its daemons are admitted from now on, those of an earlier token are closed.
 
-        Whether the token is good enough is the shell's to ask (:func:`pkg.relay_auth.token_problem`); an empty one raises
-        ``ValueError``.
+        Raises :class:`RelayRefused` (``daemon_token_required``) for an empty token, and where one listener serves many
+        installations for one that :func:`pkg.relay_auth.token_problem` finds too weak.
         """
-        if not token:
-            raise ValueError("an empty token proves nothing")
+        if not token or (self._shared and token_problem(token)):
+            raise RelayRefused("daemon_token_required")
         self._now = now
         known = self._secrets.has(installation)
         changed = self._secrets.put(installation, token)
@@ -231,10 +233,10 @@ class HubProtocol:
             if messages is None:
                 return
             socket.heard = now
-            size = len(frame) // len(messages)
+            sizes = shares(frame, messages, "run.event") if len(messages) > 1 else None
             for message in messages:
                 if message["type"] == "run.event" and socket.stage == "live":
-                    self._stream(socket, message, size)
+                    self._stream(socket, message, len(frame) if sizes is None else next(sizes))
                 else:
                     self._message(socket, message)
                 if socket.close is not None:
@@ -478,9 +480,14 @@ class HubProtocol:
 
     def _prove(self, link: Link, job_id: str) -> None:
         if link.fences.pop(job_id, None) is not None:
-            self._markers.clear(link.installation, link.daemon_id, job_id)
+            self._unmark(link, job_id)
             if not link.fences:
                 self._events.append(FenceLifted(link.installation, link.daemon_id))
+
+    def _unmark(self, link: Link, job_id: str) -> None:
+        # A marker that cannot be removed costs the next hub one more proof.
+        with contextlib.suppress(OSError):
+            self._markers.clear(link.installation, link.daemon_id, job_id)
 
     def lift(self, installation: Installation, daemon_id: str, job_id: str) -> None:
         """An operator vouches that the job has ended, where nothing can prove it."""
@@ -683,7 +690,7 @@ class HubProtocol:
         """The proven end of a job."""
         link = job.link
         self._forget_job(job)
-        self._markers.clear(link.installation, link.daemon_id, job.job_id)
+        self._unmark(link, job.job_id)
         if link.socket is not None:
             self._control(link.socket, {"type": "run.forget", "job_id": job.job_id})
         self._events.append(JobFinished(job.job_id, outcome, error))
@@ -694,7 +701,7 @@ class HubProtocol:
         self._forget_job(job)
         self._events.append(JobLost(job.job_id, reason, proven))
         if proven:
-            self._markers.clear(link.installation, link.daemon_id, job.job_id)
+            self._unmark(link, job.job_id)
         else:
             self._fence(link, job.job_id, link.table)
 

@@ -15,11 +15,12 @@ guarantees: never a record twice, never one out of order, and no more held for a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Final, Protocol
 
 from pkg import limits
-from pkg.relay_frames import Channel, Counters, FrameError, Json, decode, encode
+from pkg.relay_frames import Channel, Counters, FrameError, Json, Message, decode, encode
 
 PART: Final = "part"
 
@@ -152,8 +153,11 @@ class Outgoing:
         self.last += len(records)
         return True
 
-    def take(self, most_records: int, most_bytes: int) -> tuple[int, list[bytes]] | None:
-        """The next records to send with the sequence of the first; raises ``OSError`` when the spill is broken."""
+    def take(self, most_records: int, most_bytes: int, alone: int) -> tuple[int, list[bytes]] | None:
+        """The next records to send with the sequence of the first; raises ``OSError`` when the spill is broken.
+
+        ``most_bytes`` bounds them together; a single one may have ``alone`` bytes.
+        """
         queue, flight = self._queue, self._flight
         first = self.sent + 1
         room = limits.RELAY_WINDOW_BYTES - self._flight_bytes
@@ -162,7 +166,7 @@ class Outgoing:
         while queue and len(taken) < most_records:
             entry = queue[0]
             size = len(entry) if type(entry) is bytes else _size(entry)
-            if total + size + len(taken) > most_bytes or (total + size > room and flight):
+            if total + size + len(taken) > (most_bytes if taken else alone) or (total + size > room and flight):
                 break
             if type(entry) is bytes:
                 taken.append(entry)
@@ -367,6 +371,23 @@ class SpillError(Exception):
         super().__init__("journal unreadable")
 
 
+def shares(frame: bytes, messages: Sequence[Message], kind: str) -> Iterator[int]:
+    """The bytes of each message of one kind in its frame, in order.
+
+    Measured from one job id to the next, however the frame was written; what a sender gains by confusing this for one of
+    its jobs it loses for another.
+    """
+    at = [0]
+    for message in messages:
+        if message["type"] == kind:
+            job_id = message.get("job_id")
+            quoted = f'"{job_id}"'.encode("ascii", "replace")
+            found = frame.find(quoted, at[-1] + 1)
+            at.append(found if found >= 0 else at[-1])
+    at = [0, *at[2:], len(frame)]
+    return (after - before for before, after in pairwise(at))
+
+
 def pack(channel: Channel, controls: deque[bytes], ready: deque[Streamed]) -> bytes | None:
     """The next frame: control messages first, then up to ``RELAY_BATCH`` records of the jobs that have some, in turn.
 
@@ -385,7 +406,7 @@ def pack(channel: Channel, controls: deque[bytes], ready: deque[Streamed]) -> by
     while ready and room and size < limits.RELAY_FRAME_TARGET:
         job = ready[0]
         try:
-            taken = job.out.take(room, usable - size)
+            taken = job.out.take(room, limits.RELAY_FRAME_TARGET - size, usable - size)
         except OSError:
             if streams:
                 break

@@ -86,6 +86,8 @@ class Wire:
     up: deque[bytes] = field(default_factory=deque)
     down: deque[bytes] = field(default_factory=deque)
     passed: deque[tuple[str, bytes]] = field(default_factory=lambda: deque(maxlen=8))
+    sealed: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
+    """How many sealed frames have arrived, by direction; somebody on the network can count them too."""
     hole: bool = False
 
 
@@ -132,7 +134,9 @@ class Job:
 class World:
     """One hub and several machines."""
 
-    def __init__(self, *, seed: int = 0, disk: bool = True, shared: bool = True, lease: float = 120.0, machines: int = 2) -> None:
+    def __init__(
+        self, *, seed: int = 0, disk: bool = True, shared: bool = True, lease: float = 120.0, machines: int = 2
+    ) -> None:
         self.random = Random(seed)
         self.seen: Counter[str] = Counter()
         self.shared = shared
@@ -162,9 +166,7 @@ class World:
 
     def _new_hub(self) -> relay.HubProtocol:
         self.hubs += 1
-        return relay.HubProtocol(
-            epoch=f"epoch{self.hubs}", random=self.bytes_, shared=self.shared, markers=self.markers
-        )
+        return relay.HubProtocol(epoch=f"epoch{self.hubs}", random=self.bytes_, shared=self.shared, markers=self.markers)
 
     def crash_hub(self) -> None:
         """The hub's process dies and a new one starts, which knows its disk and, after :meth:`show_secrets`, its secrets."""
@@ -203,7 +205,7 @@ class World:
         left = [job_id for job_id, state in machine.disk.jobs.items() if state == "started"]
         stuck = [job_id for job_id in left if job_id in machine.alive] if unproven else []
         self.seen["unproven leftovers"] += bool(stuck)
-        machine.alive.intersection_update(stuck)
+        machine.alive.difference_update(set(left) - set(stuck))
         for job_id in left:
             if job_id not in stuck:
                 machine.disk.quiesced(job_id)
@@ -302,6 +304,7 @@ class World:
                 self.hub_loses(wire)
             elif wire.number in self.wires:
                 wire.passed.append(("up", frame))
+                wire.sealed["up"] += frame.startswith(b'["')
                 self.hub.receive(wire.number, frame, self.now)
         elif machine is not None and machine.role is not None:
             if queue and queue[-1] == b"" and len(queue) == 1:
@@ -310,6 +313,7 @@ class World:
                 machine.role.disconnected(self.now, int(code), reason)
             else:
                 wire.passed.append(("down", frame))
+                wire.sealed["down"] += frame.startswith(b'["')
                 machine.role.receive(frame, self.now)
         self.drain()
         return True
