@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from pkg import limits
 from pkg import relay_protocol as relay
 from pkg.relay_admission import REASONS, reason_text
 from testkit.relay_raw import OTHER_TOKEN, TOKEN, Line, RawDaemon
 from testkit.relay_world import TOKENS, Machine, Markers, World
 
-ALONE = dict(shared=False, machines=1)
+ALONE: dict[str, Any] = {"shared": False, "machines": 1}
 
 
 def joined(**options: Any) -> tuple[World, Machine]:
@@ -360,7 +359,7 @@ def test_a_daemon_that_fails_the_probe_is_replaced() -> None:
 
 
 def test_the_same_daemon_takes_its_jobs_along_to_a_new_connection() -> None:
-    """Our rule: the same incarnation with the same key replaces itself at once; the old connection speaks for nobody any more."""
+    """Our rule: the same incarnation with the same key replaces itself at once; the old connection is heard no more."""
     hub = line()
     first = RawDaemon(hub).join()
     job_id = hub.hub.start_job("north", "raw", {})

@@ -1,7 +1,7 @@
-"""The relay under everything that can go wrong: cuts, losses, duplicates, injected frames, expired leases, crashes of both sides.
+"""The relay under everything that goes wrong: cuts, losses, duplicates, injected frames, expired leases, crashes of both sides.
 
-A run is a list of drawn steps in :class:`testkit.relay_world.World`, which knows the truth and compares it with every claim of the two
-roles. Bounds are small here, so that parts, windows, full journals and spilled records happen all the time.
+A run is a list of drawn steps in :class:`testkit.relay_world.World`, which knows the truth and compares it with every claim of
+the two roles. Bounds are small here, so that parts, windows, full journals and spilled records happen all the time.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from pkg import limits
 from testkit.relay_world import Machine, World
 
-EXAMPLES = 600
+EXAMPLES = 900
 STEPS = (
-    *("start",) * 5,
+    *("start",) * 7,
     *("produce",) * 12,
     *("consume",) * 6,
     *("connect",) * 10,
@@ -191,14 +191,13 @@ def count(world: World) -> None:
     """Add what the roles themselves have counted."""
     every = [world.hub.dropped, *(world.hub.counters(number) for number in world.wires)]
     every += [machine.role.counters for machine in world.machines if machine.role is not None]
-    world.seen["duplicate records"] += sum(one.duplicate for one in every)
     world.seen["injected frames dropped"] += sum(one.injected for one in every)
     world.seen["replayed frames dropped"] += sum(one.replayed for one in every)
 
 
 @pytest.mark.timeout(600)
 def test_whatever_happens_each_event_arrives_once_and_nothing_is_called_stopped_that_lives() -> None:
-    """Our rule: exactly once and in order, truthful ends, fences until proof, and all heals; over at least 500 drawn histories."""
+    """Our rule: exactly once and in order, truthful ends, fences until proof, and all heals; over 500 drawn histories."""
     seen: Counter[str] = Counter()
     ran = 0
 

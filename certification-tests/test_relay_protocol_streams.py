@@ -15,9 +15,9 @@ from pkg import limits
 from pkg import relay_protocol as relay
 from pkg.relay_frames import Counters, FrameError, PlainChannel, SealedChannel, decode, encode
 from pkg.relay_streams import Incoming, Outgoing, shares, split
+from testkit.relay_pair import Pair
 from testkit.relay_raw import Line, RawDaemon
 from testkit.relay_world import MemorySpill, World
-from testkit.relay_pair import Pair
 
 ONE, TWO = b"1" * 32, b"2" * 32
 
@@ -333,7 +333,7 @@ def test_many_jobs_take_turns_and_a_control_message_goes_first() -> None:
 
 
 def test_a_slow_consumer_bounds_hub_and_daemon_and_hurts_no_other_job() -> None:
-    """Our rule: 2 MiB under way, 16 MiB in memory, 64 MiB on disk, then the agent is held back; all of it arrives in the end."""
+    """Our rule: 2 MiB under way, 16 MiB in memory, 64 MiB on disk, then the agent is held back; all arrives in the end."""
     world = World(machines=0, shared=False)
     pair = Pair(spill=lambda job_id: MemorySpill(world))
     pair.hold.add(pair.job_id)

@@ -617,11 +617,11 @@ class HubProtocol:
             self._queue(job)
 
     def _acked(self, socket: Socket, message: Message) -> None:
+        seq = number_of(message, "seq")
         job = None if socket.link is None else socket.link.jobs.get(job_id_of(message))
         if job is None:
             socket.counters.foreign += 1
             return
-        seq = number_of(message, "seq")
         if job.cancelled:
             return
         try:

@@ -1,4 +1,4 @@
-"""One hub and one daemon of the relay on a perfect line, with a consumer that can be slow; for tests of what flows between them."""
+"""One hub and one daemon of the relay on a perfect line, with a consumer that can be slow."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Both ends of a relay connection by hand: a daemon that says whatever a test wants, and a hub role to say it to.
 
-Written against the wire contract only where it matters: hello, challenge, proofs and seals are made here from the primitives, so a
-change of what goes over the wire shows.
+Hello, challenge and proofs are put together here, so that a test can leave any of them out or make it wrong.
 """
 
 from __future__ import annotations
