@@ -594,6 +594,41 @@ RELAY_BACKOFF_NETWORK: Final = 30.0
 RELAY_REASON_BYTES: Final = 123
 """Bytes of a close reason (RFC 6455, 5.5)."""
 
+# ---- the relay's shells: sockets, tasks and files around the protocol (bytes, seconds)
+
+RELAY_SOCKET_BYTES: Final = RELAY_FRAME_BYTES
+"""Bytes of a WebSocket message that is taken from the wire at all."""
+
+RELAY_SOCKET_QUEUE: Final = 4
+"""Messages a connection reads ahead; the protocol's own windows are the real bound."""
+
+RELAY_SOCKET_BUFFER: Final = 256 * 1024
+"""Bytes a connection may have written and the kernel not taken, before nothing more is packed for it."""
+
+RELAY_CLOSE: Final = 3.0
+"""Seconds the other side gets to answer a close frame before its connection is cut."""
+
+RELAY_BACKLOG: Final = 512
+"""Connections the kernel keeps for a listener that is busy; a crowd of strangers must not keep a daemon out."""
+
+RELAY_CLOCK_STEP: Final = 5.0
+"""Longest pause between two looks at the clock: timers stand still while a laptop sleeps, the relay's clock does not."""
+
+RELAY_JOB_QUEUE: Final = 1024
+"""Batches of events of one job that may wait for its consumer; the protocol's window ends it far earlier."""
+
+RELAY_SEGMENT_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of one file of a job's disk journal; each is given back when all of it is acknowledged."""
+
+RELAY_STOP: Final = 12.0
+"""Seconds a hub that stops waits for its daemons' proofs: a cancel's time and some for the way."""
+
+RELAY_DRAIN: Final = 2.0
+"""Seconds a daemon that stops gets to tell its hub how its jobs ended."""
+
+RELAY_MCP_SECONDS: Final = 180.0
+"""Seconds a tool call over the relay may take; LangBot's own limits end it before."""
+
 # ---- how fast a chat takes messages and edits (each counts as one call)
 
 TELEGRAM_BURST: Final = 5

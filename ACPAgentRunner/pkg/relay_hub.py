@@ -132,6 +132,11 @@ class HubProtocol:
         links = self._links.get(installation, {}).values()
         return [ready for link in links if (ready := link.ready()) is not None]
 
+    def daemon_table(self, installation: Installation, daemon_id: str) -> str | None:
+        """The id of a connected daemon's job table, for a shell that marks a job by itself; ``None`` when it is not connected."""
+        link = self._links.get(installation, {}).get(daemon_id)
+        return None if link is None or link.socket is None else link.table
+
     def fences(self, installation: Installation, daemon_id: str) -> tuple[str, ...]:
         """The jobs that keep a daemon fenced."""
         link = self._links.get(installation, {}).get(daemon_id)
