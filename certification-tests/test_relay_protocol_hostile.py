@@ -297,8 +297,8 @@ class ByHandHub:
         )
         self.channel: SealedChannel | None = None
 
-    def join(self) -> None:
-        """The handshake, and the admission."""
+    def join(self, *, last: str = "daemon.ready") -> None:
+        """The handshake, and the admission or its refusal."""
         self.role.connect(0.0)
         hello = self.role.next_frame()
         assert hello is not None
@@ -308,8 +308,8 @@ class ByHandHub:
         handshake = transcript(hello, challenge)
         self.channel = handshake.channel(self.key, "hub", Counters())
         self.role.receive(json.dumps({"type": "hub.proof", "proof": handshake.proof(self.key, "hub")}).encode(), 0.0)
-        self.say({"type": "daemon.ready", "epoch": "epoch1", "resumed": [], "end": [], "forget": []})
-        assert self.role.live
+        self.say({"type": last, "epoch": "epoch1", "resumed": [], "end": [], "forget": []})
+        assert self.role.live == (last == "daemon.ready")
 
     def say(self, *said: Any) -> None:
         """Send messages in one sealed frame."""
@@ -357,3 +357,30 @@ def test_a_job_is_in_the_table_before_it_is_started_and_starts_once() -> None:
     hub.role.finish("job-1", "completed")
     hub.say({"type": "run.forget", "job_id": "job-1"})
     assert hub.table.jobs == {}
+
+
+def test_a_job_the_hub_does_not_mention_ends() -> None:
+    """Our rule: a hub that passes over a resumed job does not have it."""
+    hub = ByHandHub()
+    hub.join()
+    hub.say({"type": "run.start", "job_id": "job-1", "lease": 120})
+    hub.say({"type": "run.command", "job_id": "job-1", "seq": 1, "records": [["start", {"work": True}]]})
+    hub.role.disconnected(0.0)
+    hub.role.events()
+    hub.join()
+    assert relay.EndJob("job-1", "unknown") in hub.role.events()
+    hub.role.finish("job-1", "completed")
+    assert hub.table.jobs == {"job-1": "quiesced"}
+
+
+def test_a_hub_cannot_have_a_running_job_forgotten() -> None:
+    """Our rule: the table keeps a job until nothing of it is left, whatever the hub says."""
+    hub = ByHandHub()
+    hub.join()
+    hub.say({"type": "run.start", "job_id": "job-1", "lease": 120})
+    hub.say({"type": "run.command", "job_id": "job-1", "seq": 1, "records": [["start", {"work": True}]]})
+    hub.say({"type": "run.forget", "job_id": "job-1"})
+    assert hub.table.jobs == {"job-1": "started"}
+    hub.say({"type": "run.cancel", "job_id": "job-1"})
+    hub.say({"type": "run.forget", "job_id": "job-1"})
+    assert hub.table.jobs == {"job-1": "started"}

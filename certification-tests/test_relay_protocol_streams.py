@@ -45,6 +45,19 @@ def test_whatever_is_json_comes_back_the_same(value: Any) -> None:
     assert decode(encode(value)) == value
 
 
+@given(json_values)
+def test_the_fast_encoder_writes_what_the_standard_one_does(value: Any) -> None:
+    """Our rule: the encoder built once is only faster."""
+    assert encode(value) == json.dumps(value, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize("value", [{1, 2}, b"bytes", {"a": object()}])
+def test_what_is_no_json_value_is_not_sent(value: Any) -> None:
+    """Our rule: the producer hears of it, not the other side."""
+    with pytest.raises(TypeError, match="no JSON value"):
+        encode(value)
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"\xff", b'"\xc3"', b"NaN", b"[Infinity]", b"1" * 5000, b"[" * 100_000, b'{"a":' * 90_000]
 )

@@ -615,7 +615,8 @@ class HubProtocol:
         except FrameError:
             self._break(job)
             return
-        self._ack(job)
+        if job.incoming.consumed >= job.incoming.delivered:
+            self._ack(job)
         if job.finish is not None:
             self._try_finish(job)
         elif job.out.sendable:
