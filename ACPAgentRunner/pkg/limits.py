@@ -611,6 +611,9 @@ RELAY_CLOSE: Final = 3.0
 RELAY_BACKLOG: Final = 512
 """Connections the kernel keeps for a listener that is busy; a crowd of strangers must not keep a daemon out."""
 
+RELAY_CLOSE_SHARE: Final = 30
+"""How much sooner than a silent connection counts as lost one is cut that does not answer a close frame."""
+
 RELAY_CLOCK_STEP: Final = 5.0
 """Longest pause between two looks at the clock: timers stand still while a laptop sleeps, the relay's clock does not."""
 

@@ -323,7 +323,7 @@ class AgentRuntimeDaemonClient:
             writer.cancel()
             await asyncio.wait({writer})
             relay_sockets.cut(connection)
-            closed = connection.protocol.close_rcvd
+            closed = connection.protocol.close_rcvd if connection.protocol.close_rcvd_then_sent else None
             code, reason = (0, "") if closed is None else (int(closed.code), closed.reason)
             protocol.disconnected(relay_sockets.relay_clock(), code, reason)
             self._pump()
@@ -349,7 +349,7 @@ class AgentRuntimeDaemonClient:
                     await relay_sockets.send(connection, frame, self.times.dead)
                 self._tell()
                 if (close := protocol.closing()) is not None:
-                    await connection.close(*close)
+                    await relay_sockets.close(connection, *close, self.times.dead / limits.RELAY_CLOSE_SHARE)
                     return
                 self._wake.clear()
                 await self._wake.wait()
@@ -368,7 +368,7 @@ class AgentRuntimeDaemonClient:
             if tasks and self._protocol.live:
                 self._wake.set()
                 await self._drained(connection)
-            await connection.close(1000, "daemon_stopped")
+            await relay_sockets.close(connection, 1000, "daemon_stopped", self.times.dead / limits.RELAY_CLOSE_SHARE)
 
         await to_the_end(end())
 

@@ -140,6 +140,8 @@ class Job:
             if self.reason == "revoked":
                 raise relay_error(self._prefix, "revoked")
             raise relay_error(self._prefix, "daemon_lost", retryable=True, daemon=self.daemon_id)
+        if self.outcome == "cancelled":
+            raise relay_error(self._prefix, "daemon_job_gone")
         raise self._failure(self.error, "daemon_refused" if self.outcome == "refused" else "daemon_job_failed")
 
     def _failure(self, error: Json, reason: str) -> AgentRuntimeDaemonError:

@@ -302,7 +302,7 @@ class Listener:
                 while (frame := protocol.next_frame(number)) is not None:
                     await relay_sockets.send(connection, frame, self.times.dead)
                 if (close := protocol.closing(number)) is not None:
-                    await connection.close(*close)
+                    await relay_sockets.close(connection, *close, self.times.dead / limits.RELAY_CLOSE_SHARE)
                     return
                 wake.clear()
                 await wake.wait()

@@ -153,3 +153,12 @@ async def send(connection: ServerConnection | ClientConnection, frame: bytes, pa
         await connection.send(frame, text=True)
     finally:
         timer.cancel()
+
+
+async def close(connection: ServerConnection | ClientConnection, code: int, reason: str, patience: float) -> None:
+    """Close a connection and cut it when the other side does not answer within ``patience`` seconds."""
+    timer = asyncio.get_running_loop().call_later(patience, connection.transport.abort)
+    try:
+        await connection.close(code, reason)
+    finally:
+        timer.cancel()
