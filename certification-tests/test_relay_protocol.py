@@ -626,6 +626,22 @@ def test_a_job_that_never_reached_its_daemon_is_dispatched_again() -> None:
     assert machine.alive == {job_id}
 
 
+@pytest.mark.parametrize(
+    "changed", [{"epoch": "epoch0"}, {"state": "ending"}, {"last": 0}, {"received": 9}], ids=lambda item: next(iter(item))
+)
+def test_a_job_that_does_not_stand_where_the_hub_left_it_is_not_gone_on_with(changed: dict[str, Any]) -> None:
+    """Our rule: a job belongs to one hub process too, and streams that do not fit together are not patched."""
+    hub = line()
+    first = RawDaemon(hub).join()
+    job_id = hub.hub.start_job("north", "raw", {})
+    first.say({"type": "run.event", "job_id": job_id, "seq": 1, "records": [{"n": 1}]})
+    entry = {"job_id": job_id, "epoch": "epoch1", "state": "running", "last": 1, "received": 1}
+    first.pull()
+    again = RawDaemon(hub).join(resume=[entry | changed])
+    assert [lost.job_id for lost in hub.events(relay.JobLost)] == [job_id]
+    assert again.heard[-1] == {"type": "daemon.fenced", "end": [job_id], "forget": []}
+
+
 def test_a_restarted_hub_ends_what_it_does_not_know() -> None:
     """Our rule: a hub that does not know a resumed job says so, and the daemon ends it."""
     world, machine = joined(disk=False)

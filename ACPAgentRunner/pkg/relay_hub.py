@@ -47,7 +47,7 @@ from pkg.relay_events import (
     Verb,
 )
 from pkg.relay_frames import Counters, FrameError, Json, Message, encode, flag_of, job_id_of, number_of
-from pkg.relay_jobs import HubJob, Link
+from pkg.relay_jobs import HubJob, Link, fate_of
 from pkg.relay_streams import pack, shares
 from pkg.relay_table import Table, table_of
 
@@ -133,7 +133,7 @@ class HubProtocol:
         return [ready for link in links if (ready := link.ready()) is not None]
 
     def daemon_table(self, installation: Installation, daemon_id: str) -> str | None:
-        """The id of a connected daemon's job table, for a shell that marks a job by itself; ``None`` when it is not connected."""
+        """The id of a connected daemon's job table, for a shell that marks a job by itself; ``None`` without a connection."""
         link = self._links.get(installation, {}).get(daemon_id)
         return None if link is None or link.socket is None else link.table
 
@@ -429,25 +429,18 @@ class HubProtocol:
             self._close(link.candidate, CLOSE_RETRY, reason_text("daemon_id_in_use"))
 
     def _settle(self, link: Link, table: Table, *, same: bool) -> None:
-        """Decide about every job that this daemon (the ``same`` incarnation or another) does not go on with.
-
-        A job that the same incarnation, or another one with the same table, does not list at all has never got there or was
-        forgotten: nothing of it can be left.
-        """
+        """Decide about every job that this daemon (the ``same`` incarnation or another) does not go on with."""
         for job in list(link.jobs.values()):
-            entry = table.jobs.get(job.job_id)
-            quiet = job.job_id in table.quiesced
-            absent = entry is None and not quiet and (same or (bool(table.table) and table.table == link.table))
-            if job.cancelled:
-                if absent or quiet:
-                    self._finish(job, "cancelled", None)
-                elif not same:
-                    self._unconfirmed(job)
-            elif same and entry is not None and entry.goes_on(self.epoch, job.out, job.incoming):
-                continue
-            elif not (absent and same and job.incoming.received == 0 and job.out.acked == 0):
-                ending = quiet or (entry is not None and entry.state == "ending")
-                self._lose(job, "restarted" if not same else "lease" if ending else "unknown", proven=quiet or absent)
+            fate = fate_of(job, table, self.epoch, same=same)
+            if fate == "unconfirmed":
+                self._unconfirmed(job)
+            elif fate == "quiet" and job.cancelled:
+                self._finish(job, "cancelled", None)
+            elif fate in ("quiet", "lost"):
+                entry = table.jobs.get(job.job_id)
+                ending = job.job_id in table.quiesced or (entry is not None and entry.state == "ending")
+                reason = "restarted" if not same else "lease" if ending else "unknown"
+                self._lose(job, reason, proven=fate == "quiet")
 
     def _welcome(self, link: Link, socket: Socket, table: Table, forget: list[str]) -> None:
         """Tell an admitted daemon where its jobs stand, and send again what it may not have got."""

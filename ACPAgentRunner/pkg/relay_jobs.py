@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pkg import limits
 from pkg.relay_admission import Identity, Socket
@@ -11,6 +12,7 @@ from pkg.relay_auth import Installation
 from pkg.relay_events import CommandResult, DaemonReady, HubEvent, JobEvents, McpRequest, Outcome
 from pkg.relay_frames import Counters, FrameError, Json, Message, encode, number_of
 from pkg.relay_streams import Incoming, Outgoing, Streamed
+from pkg.relay_table import Table
 
 
 class HubJob(Streamed):
@@ -137,3 +139,26 @@ class Link:
             return None
         who = self.identity
         return DaemonReady(self.installation, self.daemon_id, self.incarnation, who.features, who.metadata, bool(self.fences))
+
+
+Fate = Literal["on", "again", "ending", "quiet", "lost", "unconfirmed"]
+"""What a daemon's table means for a job: it goes on; it never arrived and is dispatched again; it was cancelled and is about to
+end; nothing of it is left; it ended without proof; it was cancelled and its daemon is another one now."""
+
+
+def fate_of(job: HubJob, table: Table, epoch: str, *, same: bool) -> Fate:
+    """Compare a job with the table of a daemon that connects: the ``same`` incarnation, or another one.
+
+    A job that the same incarnation, or another one with the same table, does not list at all has never got there or was
+    forgotten: nothing of it can be left.
+    """
+    entry = table.jobs.get(job.job_id)
+    listed_quiet = job.job_id in table.quiesced
+    absent = entry is None and not listed_quiet and (same or (bool(table.table) and table.table == job.link.table))
+    if job.cancelled:
+        return "quiet" if absent or listed_quiet else "ending" if same else "unconfirmed"
+    if same and entry is not None and entry.goes_on(epoch, job.out, job.incoming):
+        return "on"
+    if absent and same and job.incoming.received == 0 and job.out.acked == 0:
+        return "again"
+    return "quiet" if listed_quiet or absent else "lost"
