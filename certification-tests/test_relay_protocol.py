@@ -13,6 +13,7 @@ import pytest
 
 from pkg import relay_protocol as relay
 from pkg.relay_admission import REASONS, reason_text
+from pkg.relay_auth import Transcript
 from testkit.relay_raw import OTHER_TOKEN, TOKEN, Line, RawDaemon
 from testkit.relay_world import TOKENS, Machine, Markers, World
 
@@ -139,6 +140,24 @@ def test_a_recorded_handshake_is_worth_nothing_on_another_connection() -> None:
     second.pull()
     second.push(first.sent[1])
     assert second.closed == (1008, reason_text("daemon_token_rejected"))
+
+
+@pytest.mark.parametrize("changed", ["metadata", "daemon_incarnation", "nonce"])
+def test_a_hello_changed_on_its_way_is_not_proven(changed: str) -> None:
+    """Our rule: the proof covers the whole hello, as it was sent."""
+    daemon = RawDaemon(line())
+    value = {"metadata": {"agents": ["other"]}, "daemon_incarnation": "other", "nonce": "bm9uY2Utbm9uY2Utbm9uY2UtMDI"}[changed]
+    daemon.hello(**{changed: value})
+    arrived = daemon.sent.pop()
+    daemon.sent.append(arrived.replace(json.dumps(value).encode(), b'"what the daemon sent"'))
+    assert daemon.sent != [arrived]
+    challenge = daemon.pull()[0]
+    sent = json.loads(daemon.sent[0])
+    proof = Transcript("raw", sent["nonce"], json.loads(challenge)["nonce"], daemon.sent[0], challenge).proof(
+        daemon.key, "daemon"
+    )
+    daemon.push(json.dumps({"type": "daemon.proof", "proof": proof}).encode())
+    assert daemon.closed == (1008, reason_text("daemon_token_rejected"))
 
 
 def test_the_hub_s_own_proof_does_not_pass_for_a_daemon_s() -> None:
@@ -375,6 +394,18 @@ def test_the_same_daemon_takes_its_jobs_along_to_a_new_connection() -> None:
     assert [told.events for told in hub.events(relay.JobEvents)] == [[{"n": 1}], [{"n": 2}]]
 
 
+def test_the_same_daemon_takes_its_place_while_another_one_is_waiting_for_it() -> None:
+    """Our rule: whoever proves to be the same daemon goes before whoever wants its id."""
+    hub = line()
+    first = RawDaemon(hub).join()
+    waiting = RawDaemon(hub, incarnation="raw-2").join()
+    again = RawDaemon(hub).join()
+    assert waiting.closed == (1013, reason_text("daemon_id_in_use"))
+    assert first.closed == (1012, reason_text("daemon_replaced"))
+    assert again.types()[-1] == "daemon.ready"
+    assert [ready.incarnation for ready in hub.hub.daemons("north")] == ["raw-1"]
+
+
 def test_the_same_incarnation_with_another_key_is_probed_like_a_stranger() -> None:
     """Our rule: an incarnation is no secret, so alone it proves nothing."""
     hub = line()
@@ -451,6 +482,21 @@ def test_a_daemon_that_cannot_end_a_job_says_so_at_once() -> None:
     assert machine.wire is None, "a fenced daemon is not admitted"
     assert not machine.stopped, "and keeps trying"
     world.settle()
+
+
+@pytest.mark.parametrize("quiet", [True, False], ids=["proven", "not proven"])
+def test_a_cancel_that_meets_a_restarted_daemon_is_answered_by_its_table(quiet: bool) -> None:
+    """Our rule: the new process's word counts when it is a proof, and else the daemon is fenced at once."""
+    hub = line()
+    first = RawDaemon(hub).join()
+    job_id = hub.hub.start_job("north", "raw", {})
+    first.gone()
+    hub.hub.cancel(job_id, hub.now)
+    RawDaemon(hub, incarnation="raw-2").join(quiesced=[job_id] if quiet else [], table="table" if quiet else "made anew")
+    told = hub.hub.events()
+    assert (relay.JobFinished(job_id, "cancelled") in told) == quiet
+    assert (relay.JobUnconfirmed(job_id) in told) != quiet
+    assert hub.hub.fences("north", "raw") == (() if quiet else (job_id,))
 
 
 def test_a_fenced_daemon_is_closed_with_1013_and_told_what_to_end() -> None:

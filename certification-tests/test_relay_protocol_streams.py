@@ -423,6 +423,22 @@ def test_a_daemon_that_ignores_the_window_loses_that_job_only() -> None:
     assert daemon.closed is None
 
 
+def test_half_received_messages_of_one_daemon_are_bounded_together() -> None:
+    """Our rule: 64 MiB; the job that goes beyond ends, the others go on."""
+    hub = Line()
+    hub.hub.put_secret("north", "a token of some length", 0.0)
+    daemon = RawDaemon(hub, token="a token of some length").join()
+    jobs = [hub.hub.start_job("north", "raw", {}) for _ in range(3)]
+    piece = "x" * 1_000_000
+    for job_id in jobs:
+        for seq in range(1, 26):
+            daemon.say({"type": "run.event", "job_id": job_id, "seq": seq, "records": [["part", piece, True]]})
+    assert [lost.job_id for lost in hub.events(relay.JobLost)] == [jobs[2]]
+    daemon.say({"type": "run.event", "job_id": jobs[0], "seq": 26, "records": [["part", "x", False]]})
+    assert [lost.job_id for lost in hub.events(relay.JobLost)] == [jobs[0]], "what is put together has to be JSON"
+    assert daemon.closed is None
+
+
 def test_acknowledgements_travel_in_company_or_after_a_moment() -> None:
     """Our rule: 64 records or 256 KiB at once, else with the next frame or after 0.2 seconds."""
     pair = Pair()
