@@ -3,51 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import contextvars
 import json
-import logging
-import subprocess
-import sys
-import urllib.parse
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import pytest_asyncio
-from testkit.cutting_proxy import CuttingProxy
-from testkit.relay_rig import (
-    LEASE,
-    OTHER_TOKEN,
-    TIMES,
-    TOKEN,
-    WAIT,
-    ScriptedDaemon,
-    kill,
-    port_of,
-    running_daemon,
-    running_hub,
-    said,
-    scaled,
-    start_process,
-)
-from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed
 
-from pkg import installations, limits
+from pkg import limits
 from pkg.daemon_relay import (
-    AgentRuntimeDaemonClient,
     AgentRuntimeDaemonError,
     AgentRuntimeDaemonHub,
     Job,
-    agent_runtime_daemon_config_from_plugin_config,
-    get_agent_runtime_daemon_hub,
 )
-from pkg.errors import ProcessCleanupUnconfirmed
-from pkg.relay_protocol import RelayTimes, daemon_key
+from pkg.relay_protocol import RelayTimes
+from testkit.cutting_proxy import CuttingProxy
+from testkit.relay_rig import (
+    TOKEN,
+    WAIT,
+    ScriptedDaemon,
+    markers,
+    numbers,
+    port_of,
+    refusal,
+    running_daemon,
+    running_hub,
+    scaled,
+    until,
+)
 
 pytestmark = pytest.mark.asyncio
 
@@ -68,36 +54,12 @@ async def proxy(hub: AgentRuntimeDaemonHub) -> AsyncIterator[CuttingProxy]:
         yield proxy
 
 
-async def numbers(job: Job) -> list[int]:
-    """Every event's number, to the job's end."""
-    async with asyncio.timeout(WAIT):
-        return [event["n"] async for event in job.events()]
-
-
-async def until(condition: Any) -> None:
-    """Wait until something is true that nobody announces."""
-    async with asyncio.timeout(WAIT):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-async def refusal(awaitable: Any) -> AgentRuntimeDaemonError:
-    """The error an awaitable ends with."""
-    with pytest.raises(AgentRuntimeDaemonError) as caught:
-        async with asyncio.timeout(WAIT):
-            await awaitable
-    return caught.value
-
-
-def markers(tmp_path: Path) -> list[Path]:
-    """The hub's durable fences."""
-    return sorted((tmp_path / "state").rglob("*.pending"))
-
-
 class TestJobs:
     """What a job is, without trouble."""
 
-    async def test_events_come_once_in_order_and_the_job_leaves_nothing(self, hub: AgentRuntimeDaemonHub, tmp_path: Path) -> None:
+    async def test_events_come_once_in_order_and_the_job_leaves_nothing(
+        self, hub: AgentRuntimeDaemonHub, tmp_path: Path
+    ) -> None:
         """Our rule: the consumer's sequence is the producer's; no marker outlives a proven end."""
         daemon = ScriptedDaemon(url=hub.endpoint, metadata={"name": "desk"}, features=("sessions",))
         async with running_daemon(daemon):
@@ -112,18 +74,18 @@ class TestJobs:
             found = [event["n"] async for event in hub.run_job("laptop", {"count": 5000}, None, WAIT)]
             assert found == list(range(5000))
             assert daemon.ended == daemon.ran
-            assert markers(tmp_path) == []
+            assert markers(tmp_path / "state") == []
 
     async def test_a_marker_is_on_the_disk_before_the_job_and_private(self, hub: AgentRuntimeDaemonHub, tmp_path: Path) -> None:
         """Our rule: a hub that is killed after the dispatch leaves a fence."""
         async with running_daemon(ScriptedDaemon(url=hub.endpoint)):
             await hub.wait_for_daemon("laptop", WAIT)
             job = await hub.open_job("laptop", {"hold": True})
-            [marker] = markers(tmp_path)
+            [marker] = markers(tmp_path / "state")
             assert marker.stat().st_mode & 0o777 == 0o600
             assert marker.parent.stat().st_mode & 0o777 == 0o700
             await job.cancel()
-            assert markers(tmp_path) == []
+            assert markers(tmp_path / "state") == []
 
     async def test_an_unwritable_marker_starts_nothing(self, tmp_path: Path) -> None:
         """Our rule: without a durable fence nothing is dispatched, and the error says why."""
@@ -290,11 +252,11 @@ class TestNetwork:
             assert (error.code, error.retryable) == ("coding.daemon_lost", True)
             await until(lambda: daemon.ended)
             assert daemon.cancelled == [job.job_id]
-            assert len(markers(tmp_path)) == 1
+            assert len(markers(tmp_path / "state")) == 1
             assert (await refusal(hub.wait_for_daemon("laptop", 0.05))).code == "coding.daemon_fenced"
             proxy.restore()
             await hub.wait_for_daemon("laptop", WAIT)
-            assert markers(tmp_path) == []
+            assert markers(tmp_path / "state") == []
             assert await numbers(await hub.open_job("laptop", {"count": 2})) == [0, 1]
 
     async def test_without_a_lease_a_disconnection_cancels(self, hub: AgentRuntimeDaemonHub, proxy: CuttingProxy) -> None:

@@ -204,6 +204,7 @@ class AgentRuntimeDaemonHub:
             if self._settings is not None and self.is_running:
                 if self._settings != (host, port, token):
                     raise self._error("daemon_hub_conflict", address=self.endpoint)
+                self._check_conflict()
                 return
             owner = installations.installation(self._installation)
             if owner.revoked:
@@ -214,13 +215,15 @@ class AgentRuntimeDaemonHub:
             if self._installation in listener.users:
                 raise self._error("daemon_hub_conflict", address=f"{host}:{port}")
             listener.register(self._installation, token, self._notice)
-            if listener.protocol.conflicting(self._installation):
-                listener.drop(self._installation)
-                await self._close_unused(listener)
-                raise self._error("daemon_token_conflict")
             self._listener, self._settings = listener, (host, port, token)
             if self._forget is None:
                 self._forget = owner.hold(self._revoke)
+            self._check_conflict()
+
+    def _check_conflict(self) -> None:
+        """Both installations keep their secret here, so that neither has daemons until one of them changes it."""
+        if self._listener is not None and self._listener.protocol.conflicting(self._installation):
+            raise self._error("daemon_token_conflict")
 
     async def _open(self, host: str, port: int) -> Listener:
         markers = None if self.state_dir is None else DiskMarkers(self.state_dir)
@@ -292,7 +295,12 @@ class AgentRuntimeDaemonHub:
         listener = self._listener
         if listener is None or not self._shared or self._users:
             return
-        if listener.jobs_of(self._installation) or listener.protocol.daemons(self._installation):
+        protocol = listener.protocol
+        if (
+            listener.jobs_of(self._installation)
+            or protocol.daemons(self._installation)
+            or protocol.conflicting(self._installation)
+        ):
             return
         self._leave()
         listener.drop(self._installation)

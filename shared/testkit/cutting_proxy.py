@@ -1,4 +1,4 @@
-"""A TCP proxy that misbehaves on demand: it cuts, swallows, holds back, injects, and remembers every byte of both directions."""
+"""A TCP proxy that misbehaves on demand: it cuts, swallows, holds back, injects, and remembers every byte."""
 
 from __future__ import annotations
 
@@ -107,15 +107,15 @@ class CuttingProxy:
             self.pipes.append(pipe)
             self.connected.set()
             await asyncio.gather(
-                self._forward(pipe, reader, back, pipe.up), self._forward(pipe, there, writer, pipe.down), return_exceptions=True
+                self._forward(pipe, reader, back, pipe.up),
+                self._forward(pipe, there, writer, pipe.down),
+                return_exceptions=True,
             )
             pipe.abort()
         finally:
             self._tasks.discard(task)
 
-    async def _forward(
-        self, pipe: Pipe, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, record: bytearray
-    ) -> None:
+    async def _forward(self, pipe: Pipe, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, record: bytearray) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65536):
                 record += data

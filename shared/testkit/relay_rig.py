@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from pkg import limits
-from pkg.daemon_relay import AgentRuntimeDaemonClient, AgentRuntimeDaemonHub
+from pkg.daemon_relay import AgentRuntimeDaemonClient, AgentRuntimeDaemonError, AgentRuntimeDaemonHub, Job
 from pkg.errors import CodingError, ProcessCleanupUnconfirmed
 from pkg.relay_protocol import RelayTimes
 
@@ -174,6 +175,42 @@ async def running_daemon(daemon: ScriptedDaemon) -> AsyncIterator[asyncio.Task[N
         daemon.let_go.set()
         task.cancel()
         await asyncio.wait({task})
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until something is true that nobody announces."""
+    async with asyncio.timeout(WAIT):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def numbers(job: Job) -> list[int]:
+    """Every event's number, to the job's end."""
+    async with asyncio.timeout(WAIT):
+        return [event["n"] async for event in job.events()]
+
+
+async def refusal(awaitable: Awaitable[object]) -> AgentRuntimeDaemonError:
+    """The error an awaitable ends with."""
+    try:
+        async with asyncio.timeout(WAIT):
+            await awaitable
+    except AgentRuntimeDaemonError as exc:
+        return exc
+    raise AssertionError("nothing was refused")
+
+
+def markers(state: Path) -> list[Path]:
+    """A hub's durable fences below its state directory."""
+    return sorted(state.rglob("*.pending"))
+
+
+def free_port() -> int:
+    """A loopback port that nobody has at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def port_of(hub: AgentRuntimeDaemonHub) -> tuple[str, int]:
