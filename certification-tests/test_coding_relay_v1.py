@@ -22,6 +22,7 @@ from pkg.daemon_relay import (
 from pkg.relay_protocol import RelayTimes
 from testkit.cutting_proxy import CuttingProxy
 from testkit.relay_rig import (
+    LEASE,
     TOKEN,
     WAIT,
     ScriptedDaemon,
@@ -192,6 +193,7 @@ class TestNetwork:
 
     async def test_a_black_hole_in_mid_stream_changes_nothing(self, hub: AgentRuntimeDaemonHub, proxy: CuttingProxy) -> None:
         """Our rule: a connection that carries nothing any more is given up after ``dead`` seconds and replaced."""
+        hub.lease_seconds = LEASE * 2
         async with running_daemon(ScriptedDaemon(url=proxy.url)):
             await hub.wait_for_daemon("laptop", WAIT)
             job = await hub.open_job("laptop", {"count": 400, "pause": 0.002})

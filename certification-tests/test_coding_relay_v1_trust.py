@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import urllib.parse
@@ -196,6 +197,51 @@ class TestEnds:
             await hub.wait_for_daemon("laptop", WAIT)
             assert markers(tmp_path / "state") == []
             assert await numbers(await hub.open_job("laptop", {"count": 1})) == [0]
+        finally:
+            await kill(process)
+
+    async def test_a_job_cancelled_as_it_starts_never_runs_and_is_proven(self, hub: AgentRuntimeDaemonHub) -> None:
+        """Our rule: start and cancel that arrive together leave nothing, and nobody waits for them."""
+        daemon = ScriptedDaemon(url=hub.endpoint)
+        async with running_daemon(daemon):
+            await hub.wait_for_daemon("laptop", WAIT)
+            for _ in range(20):
+                job = await hub.open_job("laptop", {"hold": True})
+                async with asyncio.timeout(WAIT):
+                    await job.cancel()
+            assert daemon.ended == daemon.ran
+            assert await numbers(await hub.open_job("laptop", {"count": 1})) == [0]
+
+    @pytest.mark.parametrize("asleep", [5.0, 7.5], ids=["within the lease", "past it"])
+    async def test_a_machine_that_slept_goes_on_or_agrees_that_its_job_is_lost(
+        self, hub: AgentRuntimeDaemonHub, tmp_path: Path, asleep: float
+    ) -> None:
+        """Our rule: a long gap is judged by the lease when the machine wakes, not by timers that stood still."""
+        process = await start_process("daemon", hub.endpoint, str(tmp_path / "table.json"), TOKEN)
+        within = asleep < LEASE
+        hub.lease_seconds = LEASE * 4 if within else LEASE
+        try:
+            await hub.wait_for_daemon("laptop", WAIT)
+            job = await hub.open_job("laptop", {"count": 300, "pause": 0.01})
+            found: list[int] = []
+            async with asyncio.timeout(WAIT), contextlib.aclosing(job.events()) as events:
+                async for event in events:
+                    found.append(event["n"])
+                    if len(found) == 50:
+                        break
+                process.send_signal(signal.SIGSTOP)
+                await asyncio.sleep(asleep)
+                process.send_signal(signal.SIGCONT)
+                if within:
+                    found += [event["n"] async for event in events]
+                    assert found == list(range(300))
+                else:
+                    with pytest.raises(AgentRuntimeDaemonError) as lost:
+                        found += [event["n"] async for event in events]
+                    assert lost.value.code == "coding.daemon_lost"
+                    assert found == list(range(len(found)))
+            await hub.wait_for_daemon("laptop", WAIT)
+            assert markers(tmp_path / "state") == []
         finally:
             await kill(process)
 
@@ -736,6 +782,13 @@ class TestRooms:
             [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=False
         )
         assert done.returncode == 0, done.stderr
+
+    def test_nothing_depends_on_the_wall_clock(self) -> None:
+        """Our rule: a clock that is set changes no lease, heartbeat or limit."""
+        modules = [*PKG.glob("relay_*.py"), PKG / "daemon_relay.py"]
+        assert len(modules) > 15
+        for module in modules:
+            assert not re.search(r"\btime\.time\b|\bdatetime\b", module.read_text(encoding="utf-8")), module.name
 
     def test_the_notice_is_true_of_the_installed_sdk(self) -> None:
         """Our rule: another SDK version is a warning, another file at a recorded version a failure."""

@@ -90,6 +90,14 @@ class _Running:
     writable: asyncio.Event = field(default_factory=asyncio.Event)
     outcome: Outcome = "completed"
     error: Json = None
+    begun: bool = False
+    stopped: bool = False
+
+    def stop(self) -> None:
+        """Cancel its task, or keep it from beginning: a task that is cancelled before its first step never gets to its end."""
+        self.stopped = True
+        if self.begun and self.task is not None:
+            self.task.cancel()
 
 
 class AgentRuntimeDaemonClient:
@@ -286,9 +294,9 @@ class AgentRuntimeDaemonClient:
 
     async def _shut_down(self) -> None:
         """End every job and every address; the connection is gone already."""
-        tasks = [running.task for running in self._jobs.values() if running.task is not None]
-        for task in tasks:
-            task.cancel()
+        tasks = self._stop_jobs()
+        for orphan in self._orphans:
+            orphan.cancel()
         tasks += self._orphans
         if tasks:
             await asyncio.wait(tasks)
@@ -358,11 +366,9 @@ class AgentRuntimeDaemonClient:
         """The daemon stops: end its jobs and let the hub know, as long as it listens."""
 
         async def end() -> None:
-            tasks = [running.task for running in self._jobs.values() if running.task is not None]
             for running in self._jobs.values():
                 running.outcome, running.error = "failed", {"code": f"{_PREFIX}.daemon_stopped", "retryable": True}
-            for task in tasks:
-                task.cancel()
+            tasks = self._stop_jobs()
             if tasks:
                 await asyncio.wait(tasks)
             if tasks and self._protocol.live:
@@ -440,6 +446,12 @@ class AgentRuntimeDaemonClient:
 
     # -------------------------------------------------------------- jobs
 
+    def _stop_jobs(self) -> list[asyncio.Task[None]]:
+        """Tell every job to end now; the tasks to wait for."""
+        for running in self._jobs.values():
+            running.stop()
+        return [running.task for running in self._jobs.values() if running.task is not None]
+
     def _task(self, work: Any, name: str) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work, name=name, context=contextvars.Context())
         return task
@@ -454,18 +466,20 @@ class AgentRuntimeDaemonClient:
             self._orphans.add(task := self._task(self.on_orphan(event.job_id, event.reason), "relay orphan"))
             task.add_done_callback(self._orphans.discard)
             return
-        for answer in running.calls.values():
-            answer.cancel()
-        if running.task is not None:
-            running.task.cancel()
+        _give_up(running.calls)
+        running.stop()
 
     async def _run(self, running: _Running, payload: Json) -> None:
         """One job from its start to the proof of its end."""
         job_id = running.job_id
         proven = True
+        running.begun = True
         try:
+            if running.stopped:
+                raise asyncio.CancelledError
             await self.run_job(job_id, payload)
         except asyncio.CancelledError:
+            # Only the daemon cancels a job, and it needs to be told how the job ended more than that it was cancelled.
             if running.outcome == "completed":
                 running.outcome = "cancelled"
         except ProcessCleanupUnconfirmed as exc:
@@ -477,12 +491,14 @@ class AgentRuntimeDaemonClient:
             # The boundary of a job: the hub is told that it failed, and the words stay on this machine.
             log.exception("a job failed")
             running.outcome, running.error = "failed", {"code": f"{_PREFIX}.daemon_job_failed"}
-        await to_the_end(self._settle(running))
-        if proven:
-            self._untold.add(job_id)
-        self._protocol.finish(job_id, running.outcome, quiescent=proven, error=running.error)
-        self._jobs.pop(job_id, None)
-        self._pump()
+        try:
+            await to_the_end(self._settle(running))
+        finally:
+            if proven:
+                self._untold.add(job_id)
+            self._protocol.finish(job_id, running.outcome, quiescent=proven, error=running.error)
+            self._jobs.pop(job_id, None)
+            self._pump()
 
     async def _settle(self, running: _Running) -> None:
         """End what belongs to a job besides its own task."""
@@ -490,8 +506,7 @@ class AgentRuntimeDaemonClient:
             command.cancel()
         if running.commands:
             await asyncio.wait(set(running.commands))
-        for answer in running.calls.values():
-            answer.cancel()
+        _give_up(running.calls)
         for endpoint in running.endpoints:
             await endpoint.close()
         running.endpoints.clear()
@@ -521,6 +536,13 @@ class AgentRuntimeDaemonClient:
 def _described(exc: CodingError | AgentRuntimeDaemonError) -> Json:
     """An error as the hub is told of it."""
     return {"code": exc.code, "params": dict(exc.params), "retryable": exc.retryable, "message": str(exc)[:2000]}
+
+
+def _give_up(calls: Mapping[int, asyncio.Future[tuple[Json, str]]]) -> None:
+    """Answer open tool calls: their job has ended."""
+    for answer in calls.values():
+        if not answer.done():
+            answer.set_result((None, "ended"))
 
 
 async def _nothing(payload: Json) -> Json:

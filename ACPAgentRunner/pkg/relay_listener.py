@@ -88,6 +88,7 @@ class Listener:
         self._owners: dict[str, Installation] = {}
         self._server: Server | None = None
         self._wakes: dict[int, asyncio.Event] = {}
+        self._connections: dict[int, ServerConnection] = {}
         self._numbers = 0
         self._timer: asyncio.TimerHandle | None = None
         self._ticked = relay_sockets.relay_clock()
@@ -129,7 +130,9 @@ class Listener:
                     await job.ended.wait()
         self.protocol.close_all()
         self.pump()
+        cutting = asyncio.get_running_loop().call_later(limits.RELAY_CLOSE, self._cut_all)
         await server.wait_closed()
+        cutting.cancel()
         for job in list(self._jobs.values()):
             job.told(JobLost(job.job_id, "stopped"))
         self._jobs.clear()
@@ -139,6 +142,10 @@ class Listener:
             self._timer = None
         if self._disk is not None:
             self._disk.shutdown()
+
+    def _cut_all(self) -> None:
+        for connection in self._connections.values():
+            relay_sockets.cut(connection)
 
     # -------------------------------------------------------------- installations
 
@@ -270,6 +277,7 @@ class Listener:
         peer = connection.remote_address
         address = str(peer[0]) if isinstance(peer, tuple) and peer else "local"
         wake = self._wakes[number] = asyncio.Event()
+        self._connections[number] = connection
         protocol = self.protocol
         protocol.accept(number, address, relay_sockets.relay_clock())
         self.pump()
@@ -286,8 +294,11 @@ class Listener:
                 self.pump()
         except ConnectionClosed:
             return
+        except Exception:
+            # The boundary of a connection: a defect here costs one connection, and its jobs go on with the next.
+            log.exception("a relay connection failed")
         finally:
-            del self._wakes[number]
+            del self._wakes[number], self._connections[number]
             protocol.disconnected(number, relay_sockets.relay_clock())
             self.pump()
             writer.cancel()

@@ -51,7 +51,7 @@ class FileTable:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        kept = json.loads(path.read_text()) if path.exists() else {"table": os.urandom(8).hex(), "jobs": {}}
+        kept: Json = json.loads(path.read_text()) if path.exists() else {"table": os.urandom(8).hex(), "jobs": {}}
         self.table: str = kept["table"]
         self.jobs: dict[str, str] = kept["jobs"]
         self._write()
