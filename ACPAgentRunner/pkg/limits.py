@@ -689,3 +689,26 @@ REPLY_RETRY_SECONDS: Final = 5.0
 
 REPLY_RETRY_MAX: Final = 120.0
 """Seconds of the longest pause taken at a service's word."""
+
+# ---- the daemon program on a user's machine
+
+DAEMON_POLICY_BYTES: Final = 256 * 1024
+"""Bytes of a policy file; real ones have a few kilobytes."""
+
+DAEMON_SECRET_BYTES: Final = 4096
+"""Bytes of a file with a key or a token."""
+
+DAEMON_TABLE_BYTES: Final = 8 * 1024 * 1024
+"""Bytes of a job table; a full one (``RELAY_TABLE`` jobs with all their processes) has less than 4 MiB."""
+
+DAEMON_JOB_PROCESSES: Final = 32
+"""Processes of one job remembered by pid, newest first to stay; the marker finds the others."""
+
+DAEMON_PROOFS: Final = 4
+"""Jobs a crashed daemon left that are ended at the same time; each looks through all processes."""
+
+DAEMON_ORPHAN_RETRY: Final = 5.0
+"""Seconds before the end of a job that a crashed daemon left is tried again."""
+
+DAEMON_STARTUP_MAX: Final = 600.0
+"""Seconds a hub may grant an agent for its start; more is taken for a mistake and becomes this."""

@@ -40,7 +40,7 @@ class AgentRuntimeDaemonError(Exception):
         return CodingError("coding.daemon_job_failed", retryable=self.retryable)
 
 
-def relay_error(prefix: str, reason: str, *, retryable: bool = False, **params: object) -> AgentRuntimeDaemonError:
+def relay_error(prefix: str, reason: str, /, *, retryable: bool = False, **params: object) -> AgentRuntimeDaemonError:
     """The error ``<prefix>.<reason>`` with the text of ``coding.<reason>``."""
     message = texts.render(f"coding.{reason}", texts.DEFAULT_LANGUAGE, params)
     error = AgentRuntimeDaemonError(message, f"{prefix}.{reason}", retryable)

@@ -151,6 +151,7 @@ class Job:
         if isinstance(code, str) and code:
             reason = code.rpartition(".")[2][:64]
         shown = {str(key)[:64]: str(value)[:512] for key, value in params.items()} if isinstance(params, dict) else {}
+        shown.pop("retryable", None)
         failure = relay_error(
             self._prefix, reason, retryable=said.get("retryable") is True, **{"daemon": self.daemon_id, **shown}
         )
