@@ -18,6 +18,7 @@ import sys
 import urllib.parse
 import warnings
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,13 @@ from pkg.daemon_relay import (
     agent_runtime_daemon_config_from_plugin_config,
     get_agent_runtime_daemon_hub,
     revoke,
+    state_directory,
 )
 from pkg.errors import ProcessCleanupUnconfirmed
 from pkg.relay_journal import DiskSpill
+from pkg.relay_markers import DiskMarkers
 from pkg.relay_protocol import PROTOCOL, daemon_key, format_key
+from pkg.runtime_support import WorkerShape
 from testkit.cutting_proxy import CuttingProxy
 from testkit.relay_rig import (
     LEASE,
@@ -598,6 +602,24 @@ class TestListener:
         with pytest.raises(OSError):
             await asyncio.open_connection("127.0.0.1", port)
 
+    async def test_a_shared_worker_keeps_a_secret_only_while_it_is_needed(self) -> None:
+        """Our rule: without a run and without a connected daemon nothing of an installation is in a shared worker."""
+        port = free_port()
+        hub = AgentRuntimeDaemonHub(error_code_prefix="coding", shared=True, installation="brief", times=TIMES)
+        async with running_hub(shared=True, installation="host", token=OTHER_TOKEN, port=port):
+            daemon = ScriptedDaemon(url=f"ws://127.0.0.1:{port}")
+            async with running_daemon(daemon):
+                async with hub.in_use("127.0.0.1", port, TOKEN):
+                    await hub.wait_for_daemon("laptop", WAIT)
+                    assert await numbers(await hub.open_job("laptop", {"count": 1})) == [0]
+                assert hub.is_running
+                assert daemon.connected
+            await until(lambda: not hub.is_running)
+            async with hub.in_use("127.0.0.1", port, TOKEN):
+                assert hub.is_running
+                assert (await refusal(hub.wait_for_daemon("laptop", 0.05))).code == "coding.daemon_offline"
+            assert not hub.is_running
+
     async def test_two_installations_with_one_secret_are_both_without_daemons(self) -> None:
         """Our rule: a proof that could mean either means neither."""
         port = free_port()
@@ -769,6 +791,42 @@ assert spill.read(4) == b"small"
             check=False,
         )
         assert done.returncode == 0, done.stderr
+
+
+@dataclass(frozen=True)
+class Binding:
+    """As much of an installation's binding as its fences are filed under."""
+
+    instance_uuid: str
+    workspace_uuid: str
+    installation_uuid: str
+    runtime_revision: int = 1
+
+
+class TestFences:
+    """Where fences are kept, and for whom."""
+
+    def test_another_revision_finds_them_and_another_installation_does_not(self, tmp_path: Path) -> None:
+        """Our rule: a settings change makes a new binding, and what may still run is still fenced."""
+        DiskMarkers(tmp_path).mark(Binding("i", "w", "a"), "laptop", "job", "table")
+        later = DiskMarkers(tmp_path)
+        assert later.pending(Binding("i", "w", "a", 2)) == {"laptop": {"job": "table"}}
+        for other in (Binding("i", "w", "b"), Binding("i", "x", "a"), Binding("j", "w", "a"), installations.UNBOUND):
+            assert later.pending(other) == {}
+        later.mark(Binding("i", "w", "a", 2), "laptop", "job", "new table")
+        assert later.pending(Binding("i", "w", "a")) == {"laptop": {"job": "new table"}}
+        later.clear(Binding("i", "w", "a", 3), "laptop", "job")
+        assert markers(tmp_path) == []
+
+    def test_each_worker_shape_has_its_place_and_the_pool_none(self) -> None:
+        """Our rule: ``/data`` in a jail, the account's state directory else; two packages never share."""
+        assert state_directory("coding", WorkerShape.POOL) is None
+        assert state_directory("coding", WorkerShape.JAIL) == Path("/data/.coding-relay-v1/coding")
+        for shape in (WorkerShape.DEBUG, WorkerShape.DEDICATED):
+            place = state_directory("coding", shape)
+            assert place is not None
+            assert place.is_absolute()
+            assert place != state_directory("other", shape)
 
 
 class TestRooms:

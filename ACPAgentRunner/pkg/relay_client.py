@@ -91,6 +91,7 @@ class _Running:
     outcome: Outcome = "completed"
     error: Json = None
     begun: bool = False
+    emitted: int = 0
     stopped: bool = False
 
     def stop(self) -> None:
@@ -203,6 +204,10 @@ class AgentRuntimeDaemonClient:
                 raise relay_error(_PREFIX, "daemon_message_too_large", size=exc.size, most=exc.most) from None
             self._wake.set()
             if taken:
+                running.emitted += 1
+                if running.emitted % limits.RELAY_BATCH == 0:
+                    # A job that never waits for anything else must not keep the loop from sending what it says.
+                    await asyncio.sleep(0)
                 return
             await running.writable.wait()
 

@@ -273,7 +273,7 @@ class AgentRuntimeDaemonHub:
         forget, self._forget = self._forget, None
         if forget is not None:
             forget()
-        self._changed.set()
+        self._wake()
         return listener
 
     def _revoke(self) -> None:
@@ -333,10 +333,14 @@ class AgentRuntimeDaemonHub:
 
     def _notice(self) -> None:
         """Something about this installation's daemons has changed."""
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._wake()
         if not self._users:
             self.release()
+
+    def _wake(self) -> None:
+        """Let those who wait look again."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     # -------------------------------------------------------------- daemons
 
@@ -418,17 +422,11 @@ class AgentRuntimeDaemonHub:
         job = await self.open_job(daemon_id, payload, tools)
         deadline = asyncio.get_running_loop().time() + timeout
         try:
-            async with contextlib.aclosing(job.events()) as events:
-                while True:
-                    try:
-                        async with asyncio.timeout_at(deadline):
-                            event = await anext(events)
-                    except StopAsyncIteration:
-                        return
-                    except TimeoutError:
-                        error = self._error("daemon_timeout", retryable=True, daemon=daemon_id, seconds=f"{timeout:g}")
-                        raise error from None
+            async with contextlib.aclosing(job.events(deadline)) as events:
+                async for event in events:
                     yield event
+        except TimeoutError:
+            raise self._error("daemon_timeout", retryable=True, daemon=daemon_id, seconds=f"{timeout:g}") from None
         finally:
             if not job.ended.is_set():
                 await job.cancel()

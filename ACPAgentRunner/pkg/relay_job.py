@@ -68,13 +68,17 @@ class Job:
 
     # -------------------------------------------------------------- for the run
 
-    async def events(self) -> AsyncGenerator[Json, None]:
+    async def events(self, deadline: float | None = None) -> AsyncGenerator[Json, None]:
         """The job's events; a new iterator goes on where the last one stopped.
 
-        Ends when the job has completed or was cancelled here; raises :class:`AgentRuntimeDaemonError` for every other end.
+        Ends when the job has completed or was cancelled here; raises :class:`AgentRuntimeDaemonError` for every other end, and
+        ``TimeoutError`` at ``deadline`` (the loop's time), which does not end the job.
         """
+        loop = asyncio.get_running_loop()
         while True:
             while self._batches:
+                if deadline is not None and loop.time() >= deadline:
+                    raise TimeoutError
                 batch = self._batches[0]
                 while batch.events:
                     yield batch.events.pop(0)
@@ -85,7 +89,8 @@ class Job:
                 self._raise_end()
                 return
             self._news.clear()
-            await self._news.wait()
+            async with asyncio.timeout_at(deadline):
+                await self._news.wait()
 
     async def command(self, verb: Verb, value: Json = None) -> Json:
         """Say something to the running job and return the daemon's answer.
