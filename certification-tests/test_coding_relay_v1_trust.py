@@ -141,6 +141,18 @@ class TestEnds:
             hub.lift_fence("laptop")
             assert await numbers(await hub.open_job("laptop", {"count": 1})) == [0]
 
+    async def test_what_a_command_leaves_behind_counts_at_the_end(self, hub: AgentRuntimeDaemonHub) -> None:
+        """Our rule: a cleanup that could not be confirmed is never forgotten, wherever in the job it happened."""
+        daemon = ScriptedDaemon(url=hub.endpoint)
+        async with running_daemon(daemon):
+            await hub.wait_for_daemon("laptop", WAIT)
+            job = await hub.open_job("laptop", {"hold": True})
+            await until(lambda: daemon.ran)
+            assert (await refusal(job.command("close", "leave"))).code == "coding.cleanup_unconfirmed"
+            with pytest.raises(ProcessCleanupUnconfirmed):
+                await job.cancel()
+            assert (await refusal(hub.open_job("laptop", {}))).code == "coding.daemon_fenced"
+
     async def test_a_killed_hub_leaves_a_fence_that_the_daemon_s_proof_lifts(self, tmp_path: Path) -> None:
         """Our rule: the next hub of the installation takes up the marker, and the daemon ends the job it does not know."""
         port = free_port()
@@ -563,6 +575,8 @@ class TestListener:
             error = await refusal(AgentRuntimeDaemonHub(error_code_prefix="coding").start(*port_of(hub), TOKEN))
             assert error.code == "coding.daemon_bind_failed"
             assert "daemon-port" in str(error)
+            named = await refusal(AgentRuntimeDaemonHub(error_code_prefix="coding").start("hub.invalid", 0, TOKEN))
+            assert named.code == "coding.daemon_bind_failed"
 
     async def test_a_token_is_needed_and_in_the_shared_profile_a_good_one(self) -> None:
         """Our rule: no hub without authentication; the error has the command that makes a token."""
