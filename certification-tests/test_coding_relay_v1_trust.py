@@ -36,6 +36,7 @@ from pkg.daemon_relay import (
     Job,
     agent_runtime_daemon_config_from_plugin_config,
     get_agent_runtime_daemon_hub,
+    handle_agent_runtime_mcp_payload,
     revoke,
     state_directory,
 )
@@ -527,6 +528,21 @@ class TestTools:
                 assert events[-1]["answer"]["error"]["code"] == -32603
                 assert events[-1]["answer"]["id"] == 7
                 assert TOKEN not in json.dumps(events)
+
+    async def test_the_sdk_s_external_tools_answer_as_they_are(self) -> None:
+        """The SDK's rule: whatever has its ``mcp_tools`` and ``call_mcp_tool`` can be given to a job."""
+
+        class External:
+            def mcp_tools(self, **_: Any) -> list[dict[str, Any]]:
+                return [{"name": "x", "description": "", "inputSchema": {"type": "object"}}]
+
+            async def call_mcp_tool(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+                return {"content": [{"type": "text", "text": name}], "isError": False}
+
+        listed = await handle_agent_runtime_mcp_payload(External(), {"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
+        assert [tool["name"] for tool in listed["result"]["tools"]] == ["x"]
+        called = await handle_agent_runtime_mcp_payload(External(), self.CALL)
+        assert called["result"]["content"][0]["text"] == "x"
 
     async def test_the_hub_never_acts_in_the_context_of_a_run(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         """Our rule: whoever starts the listener, its connections are handled in an empty context."""
