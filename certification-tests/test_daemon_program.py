@@ -294,7 +294,6 @@ class TestCrashes:
             code, output = await daemon_rig.run(("run", "--policy", str(home.policy)), home.environment())
             assert code == 2 and "another daemon" in output
 
-
     @pytest.mark.asyncio
     async def test_what_cannot_be_proven_keeps_the_fence_until_it_can(
         self, pair: tuple[AgentRuntimeDaemonHub, DaemonHome]
@@ -312,9 +311,7 @@ class TestCrashes:
                 entry["processes"] = [[stranger.pid, hostile_trees.start_time(stranger.pid)]]
             table.write_text(json.dumps(kept))
             async with running(home):
-                async with asyncio.timeout(WAIT):
-                    while not await hub.list_daemons():
-                        await asyncio.sleep(0.02)
+                await poll(lambda: b"is not proven to have ended" in home.log.read_bytes())
                 with pytest.raises(CodingError) as fenced:
                     await daemon_rig.RemoteDriver(hub, DAEMON_ID, "scripted", "acp").open(SessionSpec(command=(), cwd=""))
                 assert fenced.value.code == "coding.daemon_fenced"
@@ -360,7 +357,10 @@ async def tls_in_front_of(hub: AgentRuntimeDaemonHub, directory: Path) -> AsyncI
     key, certificate = directory / "tls.key", directory / "tls.pem"
     made = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
     subprocess.run(
-        [*made, "-subj", "/CN=hub", "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True, timeout=WAIT
+        [*made, "-subj", "/CN=hub", "-keyout", str(key), "-out", str(certificate)],
+        check=True,
+        capture_output=True,
+        timeout=WAIT,
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
