@@ -36,6 +36,7 @@ from pkg.daemon_relay import (
     Job,
     agent_runtime_daemon_config_from_plugin_config,
     get_agent_runtime_daemon_hub,
+    handle_agent_runtime_mcp_payload,
     revoke,
     state_directory,
 )
@@ -140,6 +141,18 @@ class TestEnds:
             assert (await refusal(hub.open_job("laptop", {}))).code == "coding.daemon_fenced"
             hub.lift_fence("laptop")
             assert await numbers(await hub.open_job("laptop", {"count": 1})) == [0]
+
+    async def test_what_a_command_leaves_behind_counts_at_the_end(self, hub: AgentRuntimeDaemonHub) -> None:
+        """Our rule: a cleanup that could not be confirmed is never forgotten, wherever in the job it happened."""
+        daemon = ScriptedDaemon(url=hub.endpoint)
+        async with running_daemon(daemon):
+            await hub.wait_for_daemon("laptop", WAIT)
+            job = await hub.open_job("laptop", {"hold": True})
+            await until(lambda: daemon.ran)
+            assert (await refusal(job.command("close", "leave"))).code == "coding.cleanup_unconfirmed"
+            with pytest.raises(ProcessCleanupUnconfirmed):
+                await job.cancel()
+            assert (await refusal(hub.open_job("laptop", {}))).code == "coding.daemon_fenced"
 
     async def test_a_killed_hub_leaves_a_fence_that_the_daemon_s_proof_lifts(self, tmp_path: Path) -> None:
         """Our rule: the next hub of the installation takes up the marker, and the daemon ends the job it does not know."""
@@ -516,6 +529,21 @@ class TestTools:
                 assert events[-1]["answer"]["id"] == 7
                 assert TOKEN not in json.dumps(events)
 
+    async def test_the_sdk_s_external_tools_answer_as_they_are(self) -> None:
+        """The SDK's rule: whatever has its ``mcp_tools`` and ``call_mcp_tool`` can be given to a job."""
+
+        class External:
+            def mcp_tools(self, **_: Any) -> list[dict[str, Any]]:
+                return [{"name": "x", "description": "", "inputSchema": {"type": "object"}}]
+
+            async def call_mcp_tool(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+                return {"content": [{"type": "text", "text": name}], "isError": False}
+
+        listed = await handle_agent_runtime_mcp_payload(External(), {"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
+        assert [tool["name"] for tool in listed["result"]["tools"]] == ["x"]
+        called = await handle_agent_runtime_mcp_payload(External(), self.CALL)
+        assert called["result"]["content"][0]["text"] == "x"
+
     async def test_the_hub_never_acts_in_the_context_of_a_run(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         """Our rule: whoever starts the listener, its connections are handled in an empty context."""
         rooms: list[str] = []
@@ -563,6 +591,8 @@ class TestListener:
             error = await refusal(AgentRuntimeDaemonHub(error_code_prefix="coding").start(*port_of(hub), TOKEN))
             assert error.code == "coding.daemon_bind_failed"
             assert "daemon-port" in str(error)
+            named = await refusal(AgentRuntimeDaemonHub(error_code_prefix="coding").start("hub.invalid", 0, TOKEN))
+            assert named.code == "coding.daemon_bind_failed"
 
     async def test_a_token_is_needed_and_in_the_shared_profile_a_good_one(self) -> None:
         """Our rule: no hub without authentication; the error has the command that makes a token."""

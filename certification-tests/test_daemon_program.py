@@ -6,10 +6,12 @@ import asyncio
 import base64
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import urllib.parse
@@ -33,12 +35,12 @@ from pkg.agent_api import (
     to_json,
 )
 from pkg.daemon_relay import AgentRuntimeDaemonHub
-from pkg.errors import CodingError, TurnInProgress
+from pkg.errors import CodingError, ProcessCleanupUnconfirmed, TurnInProgress
 from pkg.supervised_process import JOB_MARKER
 from testkit import daemon_rig, hostile_trees
 from testkit.acp_harness import poll
 from testkit.daemon_rig import DAEMON_ID, DaemonHome, following, opened, remote, running, told_pids, turn
-from testkit.relay_rig import OTHER_TOKEN, TOKEN, WAIT
+from testkit.relay_rig import OTHER_TOKEN, TOKEN, WAIT, port_of
 
 PERMISSION = json.dumps(
     {
@@ -102,9 +104,7 @@ class TestSessions:
             assert not await session.answer(asked.request_id, Answer("no"))
 
     @pytest.mark.asyncio
-    async def test_an_interrupt_ends_the_turn_and_not_the_session(
-        self, pair: tuple[AgentRuntimeDaemonHub, DaemonHome]
-    ) -> None:
+    async def test_an_interrupt_ends_the_turn_and_not_the_session(self, pair: tuple[AgentRuntimeDaemonHub, DaemonHome]) -> None:
         """A cancelled turn ends normally, and the next one runs in the same process."""
         hub, home = pair
         async with running(home), opened(hub) as session:
@@ -141,7 +141,7 @@ class TestSessions:
             async with opened(hub) as session:
                 events = await turn(session, "say dying", "kill")
                 assert isinstance(events[-1], TurnEnded) and events[-1].error is not None
-                assert events[-1].error.code == "coding.agent_killed"
+                assert (events[-1].error.code, events[-1].error.params["code"]) == ("coding.agent_exited", "SIGKILL")
                 assert await following(session, lambda event: False) == []
                 assert not session.alive
                 with pytest.raises(CodingError):
@@ -259,7 +259,9 @@ class TestCrashes:
             for pid in (daemon.pid, *others):
                 os.kill(pid, signal.SIGKILL)
             await daemon.process.wait()
-        left = [pid for pid in hostile_trees.living(pids) if f"{JOB_MARKER}=".encode() in Path(f"/proc/{pid}/environ").read_bytes()]
+        left = [
+            pid for pid in hostile_trees.living(pids) if f"{JOB_MARKER}=".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+        ]
         assert left, "the child in its own session outlived its supervisor"
         async with running(home):
             await session.close()
@@ -291,6 +293,102 @@ class TestCrashes:
             await hub.wait_for_daemon(DAEMON_ID, WAIT)
             code, output = await daemon_rig.run(("run", "--policy", str(home.policy)), home.environment())
             assert code == 2 and "another daemon" in output
+
+    @pytest.mark.asyncio
+    async def test_what_cannot_be_proven_keeps_the_fence_until_it_can(
+        self, pair: tuple[AgentRuntimeDaemonHub, DaemonHome]
+    ) -> None:
+        """A process that may be the job's but lacks its marker is not touched; when it is gone, the fence falls by itself."""
+        hub, home = pair
+        async with running(home) as daemon:
+            session = await remote(hub).open(SessionSpec(command=(), cwd=""))
+            await daemon.kill()
+        stranger = await asyncio.create_subprocess_exec("sleep", "600", start_new_session=True)
+        try:
+            table = next(home.state.rglob("jobs.json"))
+            kept = json.loads(table.read_text())
+            for entry in kept["jobs"].values():
+                entry["processes"] = [[stranger.pid, hostile_trees.start_time(stranger.pid)]]
+            table.write_text(json.dumps(kept))
+            async with running(home):
+                await poll(lambda: b"is not proven to have ended" in home.log.read_bytes())
+                with pytest.raises(CodingError) as fenced:
+                    await daemon_rig.RemoteDriver(hub, DAEMON_ID, "scripted", "acp").open(SessionSpec(command=(), cwd=""))
+                assert fenced.value.code == "coding.daemon_fenced"
+                with pytest.raises(ProcessCleanupUnconfirmed):
+                    await session.close()
+                assert stranger.returncode is None
+                stranger.kill()
+                await stranger.wait()
+                await hub.wait_for_daemon(DAEMON_ID, WAIT)
+                async with opened(hub) as again:
+                    assert text_of(await turn(again, "say proven")) == "proven"
+        finally:
+            if stranger.returncode is None:
+                stranger.kill()
+                await stranger.wait()
+
+
+class TestCertificates:
+    """``wss://`` with a certificate that no authority knows."""
+
+    @pytest.mark.asyncio
+    async def test_a_pinned_certificate_is_accepted_and_no_other(
+        self, pair: tuple[AgentRuntimeDaemonHub, DaemonHome], tmp_path: Path
+    ) -> None:
+        """With its fingerprint the daemon connects; with another one, or without any, nothing is said to the hub."""
+        hub, home = pair
+        async with tls_in_front_of(hub, tmp_path) as (url, pin):
+            plain = home.policy.read_text().replace(home.url, url)
+            for line in ("", f'certificate_sha256 = "{"0" * 64}"'):
+                home.policy.write_text(plain.replace("[[hubs]]", f"[[hubs]]\n{line}"))
+                home.log.unlink(missing_ok=True)
+                async with running(home):
+                    await poll(lambda: home.log.exists() and b": lost (" in home.log.read_bytes())
+                    assert await hub.list_daemons() == []
+            home.policy.write_text(plain.replace("[[hubs]]", f'[[hubs]]\ncertificate_sha256 = "{pin}"'))
+            async with running(home), opened(hub) as session:
+                assert text_of(await turn(session, "say sealed")) == "sealed"
+
+
+@contextlib.asynccontextmanager
+async def tls_in_front_of(hub: AgentRuntimeDaemonHub, directory: Path) -> AsyncIterator[tuple[str, str]]:
+    """A TLS listener that passes everything on to the hub: its address, and its certificate's fingerprint."""
+    key, certificate = directory / "tls.key", directory / "tls.pem"
+    made = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
+    process = await asyncio.create_subprocess_exec(
+        *made, "-subj", "/CN=hub", "-keyout", str(key), "-out", str(certificate), stderr=asyncio.subprocess.DEVNULL
+    )
+    assert await process.wait() == 0
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+
+    async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, here = await asyncio.open_connection(*port_of(hub))
+        ways = [asyncio.create_task(pass_on(reader, here)), asyncio.create_task(pass_on(there, writer))]
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in ways:
+            way.cancel()
+        await asyncio.wait(ways)
+        for way in ways:
+            if not way.cancelled():
+                way.exception()
+        for end in (writer, here):
+            end.transport.abort()
+
+    server = await asyncio.start_server(served, "127.0.0.1", 0, ssl=context)
+    try:
+        port = server.sockets[0].getsockname()[1]
+        pem = ssl.PEM_cert_to_DER_cert(certificate.read_text())
+        yield f"wss://127.0.0.1:{port}", hashlib.sha256(pem).hexdigest()
+    finally:
+        server.close()
+        await server.wait_closed()
 
 
 class TestRefusals:
@@ -387,7 +485,10 @@ class TestSecrets:
         home.policy.write_text(home.policy.read_text().replace('key_file = "laptop.key"', ""))
         canary = home.key.read_text().strip()
         home.key.unlink()
-        async with running(home, CODING_DAEMON_TOKEN=TOKEN, FOREIGN="canary-foreign-variable") as daemon, opened(hub) as session:
+        async with (
+            running(home, CODING_DAEMON_TOKEN=TOKEN, FOREIGN="canary-foreign-variable") as daemon,
+            opened(hub) as session,
+        ):
             assert text_of(await turn(session, "environ FOREIGN", "environ CODING_DAEMON_TOKEN")) == ""
             below = daemon_rig.descendants(daemon.pid)
             assert len(below) >= 2
@@ -449,7 +550,8 @@ class TestCommandLine:
         code, _ = await daemon_rig.run(arguments, home.environment())
         assert code == 2
         code, output = await daemon_rig.run(
-            ("keygen", "--daemon-id", "desk", "--out", str(home.directory / "desk.key")), home.environment(CODING_DAEMON_TOKEN=TOKEN)
+            ("keygen", "--daemon-id", "desk", "--out", str(home.directory / "desk.key")),
+            home.environment(CODING_DAEMON_TOKEN=TOKEN),
         )
         assert code == 0
         async with running(home):
@@ -475,7 +577,8 @@ class TestCommandLine:
         """Every module of the program, and the hub's side of a session, import with ``langbot_plugin`` blocked."""
         script = (
             "import sys; sys.modules['langbot_plugin'] = None\n"
-            "import daemon, agent, pkg.daemon_command, pkg.daemon_program, pkg.daemon_jobs, pkg.daemon_policy, pkg.remote_session\n"
+            "import daemon, agent, pkg.daemon_command, pkg.daemon_program, pkg.daemon_jobs, pkg.daemon_policy\n"
+            "import pkg.remote_session\n"
             "assert not any(name.startswith('langbot_plugin.') for name in sys.modules)\n"
         )
         done = subprocess.run(

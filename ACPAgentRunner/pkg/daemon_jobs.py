@@ -134,7 +134,7 @@ class DurableJobTable:
     def process(self, job_id: str, pid: int) -> None:
         """Remember a process of a job; one that has ended already is not worth it. Raises ``OSError``."""
         entry = self._jobs.get(job_id)
-        found = process_supervisor.proc_or_ps(pid)
+        found = _look(pid)
         if entry is None or found is None:
             return
         entry.processes[pid] = found.start
@@ -323,12 +323,16 @@ def _now() -> str:
     return str(int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")))
 
 
+def _look(pid: int) -> process_supervisor.Process | None:
+    return process_supervisor.read_process(pid) if process_supervisor.LINUX else process_supervisor.proc_or_ps(pid)
+
+
 def _living(entry: Entry) -> tuple[list[tuple[int, str]], list[int]]:
     """Recorded processes that still live: those that carry the marker, and those that do not (any more)."""
     marked, strangers = [], []
     wanted = f"{JOB_MARKER}={entry.marker}".encode()
     for pid, start in entry.processes.items():
-        found = process_supervisor.proc_or_ps(pid)
+        found = _look(pid)
         if found is None or found.start != start or not found.alive:
             continue
         if process_supervisor.LINUX:
@@ -340,6 +344,6 @@ def _living(entry: Entry) -> tuple[list[tuple[int, str]], list[int]]:
             carried = pid in {known for known, one in process_supervisor.ps_table(wanted.decode()).items() if one.marked}
         if carried:
             marked.append((pid, start))
-        elif (again := process_supervisor.proc_or_ps(pid)) is not None and again.start == start and again.alive:
+        elif (again := _look(pid)) is not None and again.start == start and again.alive:
             strangers.append(pid)
     return marked, strangers

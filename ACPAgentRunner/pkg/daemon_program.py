@@ -2,8 +2,8 @@
 
 The hub's payload is ``{"agent", "driver", "tools", "spec"}``. Once the session is open the job emits ``SessionOpened`` with
 ``session_id``, ``directory`` and ``capabilities``, then the session's own events as :func:`pkg.agent_api.to_json` gives
-them. The verbs ``prompt``, ``steer``, ``answer`` (``{"request_id", "answer"}``), ``interrupt``, ``renew_mcp`` (``{"servers"}``) and
-``close`` are those of :class:`pkg.agent_api.AgentSession` and answer ``true`` or ``false``.
+them. The verbs ``prompt``, ``steer``, ``answer`` (``{"request_id", "answer"}``), ``interrupt``, ``renew_mcp``
+(``{"servers"}``) and ``close`` are those of :class:`pkg.agent_api.AgentSession` and answer ``true`` or ``false``.
 
 Guarantees: what the policy refuses ends with its code before anything was started; a session's guard is held on this machine
 for as long as the session lives; a job returns only when its session has proven that nothing of it is left, and
@@ -19,7 +19,7 @@ import dataclasses
 import logging
 import types
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -97,16 +97,20 @@ class Daemon(AgentRuntimeDaemonClient):
         drivers: Mapping[str, AgentDriver],
         table: DurableJobTable,
         slots: Slots,
+        unproven: Iterable[str] = (),
         **relay: Any,
     ) -> None:
-        """``relay`` are the arguments of :class:`pkg.relay_client.AgentRuntimeDaemonClient`; raises ``ValueError``."""
-        super().__init__(daemon_id=policy.daemon_id, table=table, **relay)
+        """``unproven`` and ``relay`` are as of :class:`pkg.relay_client.AgentRuntimeDaemonClient`; raises ``ValueError``."""
+        unproven = tuple(unproven)
+        super().__init__(daemon_id=policy.daemon_id, table=table, unproven=unproven, **relay)
         self._policy = policy
         self._drivers = drivers
         self._table = table
         self._slots = slots
         self._live: dict[str, _Live] = {}
         self._stopping = asyncio.Event()
+        self._unproven = unproven
+        self._proving: set[str] = set()
 
     # -------------------------------------------------------------- what the relay calls
 
@@ -121,6 +125,9 @@ class Daemon(AgentRuntimeDaemonClient):
             log.warning("job %s failed: %s", job_id, exc.code)
             if exc.detail:
                 exc.params = {**exc.params, "detail": exc.detail}
+            raise
+        except ProcessCleanupUnconfirmed:
+            self._prove_later(job_id)
             raise
         finally:
             log.info("job %s is over", job_id)
@@ -147,8 +154,25 @@ class Daemon(AgentRuntimeDaemonClient):
             raise CodingError("coding.daemon_command_failed") from None
         return True
 
+    async def run_forever(self) -> None:
+        """Stay connected until cancelled, and go on trying to prove what an earlier process left.
+
+        A hub admits no machine that owes it a proof, so nobody else would ask for it.
+        """
+        for job_id in self._unproven:
+            self._prove_later(job_id)
+        await super().run_forever()
+
+    def _prove_later(self, job_id: str) -> None:
+        """Go on trying; awaited with everything else when this daemon stops."""
+        self._orphans.add(task := self._task(self.on_orphan(job_id, "unproven"), "relay orphan"))
+        task.add_done_callback(self._orphans.discard)
+
     async def on_orphan(self, job_id: str, reason: str) -> None:
         """Try to end what an earlier process left until that is proven, or this program stops."""
+        if job_id in self._proving:
+            return
+        self._proving.add(job_id)
         while not await self._table.prove(job_id):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limits.DAEMON_ORPHAN_RETRY):

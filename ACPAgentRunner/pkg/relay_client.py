@@ -90,6 +90,8 @@ class _Running:
     writable: asyncio.Event = field(default_factory=asyncio.Event)
     outcome: Outcome = "completed"
     error: Json = None
+    unproven: bool = False
+    """Whether something of it may be left."""
     begun: bool = False
     emitted: int = 0
     stopped: bool = False
@@ -443,7 +445,7 @@ class AgentRuntimeDaemonClient:
                 self.on_state("parked")
             elif isinstance(event, Refused):
                 self._refusal = event
-                log.warning("the hub says: %s", event.reason)
+                log.warning("the hub says: %r", event.reason)
                 self.on_state("refused", event.reason)
             elif isinstance(event, JobForgotten):
                 self._untold.discard(event.job_id)
@@ -477,7 +479,6 @@ class AgentRuntimeDaemonClient:
     async def _run(self, running: _Running, payload: Json) -> None:
         """One job from its start to the proof of its end."""
         job_id = running.job_id
-        proven = True
         running.begun = True
         try:
             if running.stopped:
@@ -488,7 +489,7 @@ class AgentRuntimeDaemonClient:
             if running.outcome == "completed":
                 running.outcome = "cancelled"
         except ProcessCleanupUnconfirmed as exc:
-            proven = False
+            running.unproven = True
             log.error("the end of a job is not proven: %s", exc)
         except (CodingError, AgentRuntimeDaemonError) as exc:
             running.outcome, running.error = "failed", _described(exc)
@@ -499,9 +500,9 @@ class AgentRuntimeDaemonClient:
         try:
             await to_the_end(self._settle(running))
         finally:
-            if proven:
+            if not running.unproven:
                 self._untold.add(job_id)
-            self._protocol.finish(job_id, running.outcome, quiescent=proven, error=running.error)
+            self._protocol.finish(job_id, running.outcome, quiescent=not running.unproven, error=running.error)
             self._jobs.pop(job_id, None)
             self._pump()
 
@@ -520,16 +521,21 @@ class AgentRuntimeDaemonClient:
         running = self._jobs.get(event.job_id)
         if running is None:
             return
-        task = self._task(self._do(event), "relay command")
+        task = self._task(self._do(running, event), "relay command")
         running.commands.add(task)
         task.add_done_callback(running.commands.discard)
 
-    async def _do(self, event: Command) -> None:
+    async def _do(self, running: _Running, event: Command) -> None:
         ok = True
+        value: Json
         try:
             value = await self.handle_command(event.job_id, event.verb, event.value)
         except (CodingError, AgentRuntimeDaemonError) as exc:
             ok, value = False, _described(exc)
+        except ProcessCleanupUnconfirmed as exc:
+            log.error("a command left something behind: %s", exc)
+            running.unproven = True
+            ok, value = False, {"code": f"{_PREFIX}.cleanup_unconfirmed"}
         except Exception:
             # The boundary of a command: the hub is told that it failed, and the words stay on this machine.
             log.exception("a command failed")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
 import weakref
@@ -228,9 +229,11 @@ class AgentRuntimeDaemonHub:
     async def _open(self, host: str, port: int) -> Listener:
         markers = None if self.state_dir is None else DiskMarkers(self.state_dir)
         try:
-            listener = await open_listener(host, port, shared=self._shared, markers=markers, times=self.times)
-        except OSError as exc:
-            log.warning("the hub can't listen on %s:%d: %s", host, port, exc.strerror or type(exc).__name__)
+            listener = await open_listener(_literal(host), port, shared=self._shared, markers=markers, times=self.times)
+        except (OSError, ValueError) as exc:
+            log.warning(
+                "the hub can't listen on %r, port %d: %s", host, port, getattr(exc, "strerror", "") or type(exc).__name__
+            )
             raise self._error("daemon_bind_failed", host=host, port=port) from None
         if self._shared:
             _listeners[host, port] = listener
@@ -248,15 +251,17 @@ class AgentRuntimeDaemonHub:
     async def _stop(self) -> None:
         async with _turn():
             listener = self._leave()
-            if listener is None:
-                return
-            jobs = listener.jobs_of(self._installation)
-            for job in jobs:
-                listener.cancel(job.job_id)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(limits.RELAY_STOP):
-                    for job in jobs:
-                        await job.ended.wait()
+        if listener is None:
+            return
+        # Without the turn: other installations start and stop meanwhile.
+        jobs = listener.jobs_of(self._installation)
+        for job in jobs:
+            listener.cancel(job.job_id)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limits.RELAY_STOP):
+                for job in jobs:
+                    await job.ended.wait()
+        async with _turn():
             listener.drop(self._installation)
             await self._close_unused(listener)
 
@@ -456,6 +461,11 @@ def revoke(installation: Hashable) -> None:
     """Drop exactly this installation's hubs: secrets, daemons and jobs. Its own revocation does the same."""
     for hub in [hub for (_, owner), hub in _hubs.items() if owner == installation]:
         hub._revoke()
+
+
+def _literal(host: str) -> str:
+    """The address to bind; raises ``ValueError`` for a name: looking it up would take the worker's small executor."""
+    return DEFAULT_HOST if host == "localhost" else str(ipaddress.ip_address(host))
 
 
 def _turn() -> asyncio.Lock:

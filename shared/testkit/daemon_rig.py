@@ -71,7 +71,9 @@ def program() -> Path:
     return Path(sys.modules["pkg"].__file__ or "").resolve().parent.parent / "daemon.py"
 
 
-async def run(arguments: Sequence[str], environment: Mapping[str, str], *, stdin: int = asyncio.subprocess.DEVNULL) -> tuple[int, str]:
+async def run(
+    arguments: Sequence[str], environment: Mapping[str, str], *, stdin: int = asyncio.subprocess.DEVNULL
+) -> tuple[int, str]:
     """The program to its end: exit code, and what it wrote."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,

@@ -98,6 +98,8 @@ class ScriptedDaemon(AgentRuntimeDaemonClient):
     async def handle_command(self, job_id: str, verb: Any, value: Json) -> Json:
         if value == "refuse":
             raise CodingError("coding.busy")
+        if value == "leave":
+            raise ProcessCleanupUnconfirmed("a child is left", (1,))
         return {"verb": verb, "value": value}
 
     async def run_job(self, job_id: str, payload: Json) -> None:
