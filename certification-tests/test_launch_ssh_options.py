@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -509,3 +511,25 @@ def test_an_option_does_not_send_the_client_into_an_endless_file(tmp_path: Path,
         check(SshTarget("u@h", extra_options=option.format(tmp_path / place)))
     assert caught.value.code == "coding.ssh_option_forbidden"
     assert check(SshTarget("u@h", extra_options=option.format("/dev/null" if "Global" in option else tmp_path / "absent")))
+
+
+@pytest.mark.parametrize(
+    ("field", "changed"),
+    [
+        ("ssh-private-key-secret", {"private_key": ""}),
+        ("ssh-identity-file", {"identity_file": "/etc/hostname"}),
+        ("ssh-known-hosts", {"known_hosts": "/etc/ssh/ssh_known_hosts"}),
+        ("ssh-allow-local-commands", {"allow_local_commands": True}),
+        ("ssh-extra-options", {"extra_options": "-i /etc/hostname"}),
+        ("ssh-extra-options", {"extra_options": "-o UserKnownHostsFile=/etc/hostname"}),
+        ("ssh-extra-options", {"extra_options": "-J jump.example"}),
+    ],
+)
+def test_a_worker_shared_with_others_gives_nothing_of_its_own(field: str, changed: dict[str, Any]) -> None:
+    """Our rule: in the pool one installation's form reaches no file, key or program that is another's or the operator's."""
+    target = SshTarget("user@host", private_key=KEY, extra_options="-C", shared_worker=True)
+    assert ssh_options.check(target).shared_worker
+    with pytest.raises(SettingsError) as caught:
+        ssh_options.check(dataclasses.replace(target, **changed))
+    assert caught.value.code == "coding.ssh_in_pool"
+    assert caught.value.params["field"] == field

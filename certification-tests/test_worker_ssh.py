@@ -78,6 +78,12 @@ async def test_the_pool_runs_remote_agents_and_keeps_none_between_messages(serve
         # The server's own process of the connection ends a moment after the client.
         assert await gone(descendants(server.pid), 10.0)
         assert (await worker.run("say two", run_id="r2", config=form(server, tmp_path))).shown == ["two"]
+        # What would run a program in the process that others share, or read a file there, is refused before it connects.
+        proxy = f"-o ProxyCommand='touch {tmp_path / 'ran'}'"
+        for fields in ({"ssh_allow_local_commands": True, "ssh_extra_options": proxy}, {"ssh_identity_file": "/etc/hostname"}):
+            refused = await worker.run("say three", run_id=next(iter(fields)), config=form(server, tmp_path, **fields))
+            assert "coding.ssh_in_pool" in refused.log
+        assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.asyncio

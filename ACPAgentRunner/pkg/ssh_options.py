@@ -86,6 +86,8 @@ _OURS_BY_NAME: Final = {name.lower(): value for name, value in OURS.items()}
 _FILE_LISTS: Final = frozenset({"userknownhostsfile", "globalknownhostsfile"})
 _FILES: Final = frozenset({"identityfile", "certificatefile"})
 """Options whose value is one path, which may have spaces."""
+_OF_THE_WORKER: Final = _FILES | _FILE_LISTS | {"proxyjump"}
+"""Options that use files or keys of the account the worker runs under."""
 
 _KEY_TYPE: Final = re.compile(r"(?:ssh|ecdsa|sk)-[a-z0-9@.-]+")
 _KEY_NAME: Final = r"-----{} [A-Z0-9 ]*PRIVATE KEY-----"
@@ -108,6 +110,8 @@ class SshTarget:
     private_key: str = field(default="", repr=False)
     allow_local_commands: bool = False
     client: Literal["auto", "openssh", "library"] = "auto"
+    shared_worker: bool = False
+    """Whether the worker serves other installations too: then no file, key, agent or program of its account is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,8 @@ class SshOptions:
     """The extra options by lower-case name; flags have ``yes``. Only harmless ones."""
     forbidden: tuple[str, ...] = ()
     """Names let through by the switch only, unknown to the library."""
+    shared_worker: bool = False
+    """As :attr:`SshTarget.shared_worker`."""
 
     @property
     def destination(self) -> str:
@@ -150,6 +156,8 @@ def _bad(code: str, field_name: str, **params: object) -> SettingsError:
 
 def check(target: SshTarget) -> SshOptions:
     """Every field checked. Raises :class:`pkg.errors.SettingsError` naming the field; touches no network."""
+    if target.shared_worker:
+        _holds_everything(target)
     match = _TARGET.fullmatch(target.target)
     if match is None:
         raise _bad("coding.ssh_target_invalid", "ssh-target")
@@ -162,6 +170,8 @@ def check(target: SshTarget) -> SshOptions:
     if not 0 <= target.port <= 65535:
         raise _bad("coding.ssh_target_invalid", "ssh-port")
     extra, named, forbidden = _extra(target.extra_options, target.allow_local_commands)
+    if target.shared_worker and any(name in _OF_THE_WORKER for name, _ in named):
+        raise _bad("coding.ssh_in_pool", "ssh-extra-options")
     return SshOptions(
         host=host,
         user=match["user"] or "",
@@ -173,7 +183,22 @@ def check(target: SshTarget) -> SshOptions:
         extra=extra,
         named=named,
         forbidden=forbidden,
+        shared_worker=target.shared_worker,
     )
+
+
+def _holds_everything(target: SshTarget) -> None:
+    """Raise ``coding.ssh_in_pool`` unless the target needs nothing of the worker that it shares with others."""
+    known_hosts = target.known_hosts.strip()
+    wrong = {
+        "ssh-allow-local-commands": target.allow_local_commands,
+        "ssh-identity-file": bool(target.identity_file),
+        "ssh-known-hosts": known_hosts.startswith(("/", "~")) and "\n" not in known_hosts,
+        "ssh-private-key-secret": not target.private_key.strip(),
+    }
+    for name, is_wrong in wrong.items():
+        if is_wrong:
+            raise _bad("coding.ssh_in_pool", name)
 
 
 def _identity(path: str) -> str:

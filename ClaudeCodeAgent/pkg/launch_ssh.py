@@ -230,7 +230,7 @@ class SshLauncher:
                 argv, first, env = self._library(tunnel)
             else:
                 argv, first, env = self._openssh(tunnel, memory), b"", {"LC_ALL": "C", "SSH_ASKPASS_REQUIRE": "never"}
-                if "SSH_AUTH_SOCK" in os.environ:
+                if "SSH_AUTH_SOCK" in os.environ and not options.shared_worker:
                     env["SSH_AUTH_SOCK"] = os.environ["SSH_AUTH_SOCK"]
             carrier = await self._here.start(Command(argv, "/", env, _CLIENT_GRACES))
             try:
@@ -304,7 +304,7 @@ class SshLauncher:
         if identity:
             fixed["IdentitiesOnly"] = "yes"
             fixed["IdentityFile"] = '"{}"'.format(identity.replace("%", "%%"))
-        argv = ["ssh", "-T", "-a", "-x"]
+        argv = ["ssh", "-T", "-a", "-x", *(("-F", "none") if options.shared_worker else ())]
         for name, value in fixed.items():
             argv += ["-o", f"{name}={value}"]
         if tunnel is not None:

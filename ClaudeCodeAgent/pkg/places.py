@@ -1,7 +1,8 @@
 """Where a run's agent lives, decided from the form and the kind of worker: launcher, workspace and what follows from them.
 
 ``local`` is this machine (refused in the shared pool, which has neither processes nor a disk of its own per installation),
-``remote-ssh`` another account over SSH (allowed everywhere), ``daemon`` a user's own machine.
+``remote-ssh`` another account over SSH (allowed everywhere, in the pool with nothing of the worker's own account), ``daemon`` a
+user's own machine.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def place_of(settings: RunnerSettings, plugin: PluginSettings, authority: Author
         launcher = LocalLauncher()
     else:
         workspace = settings.workspace
-        launcher = SshLauncher(_target(settings, plugin))
+        launcher = SshLauncher(_target(settings, plugin, authority))
     exclusive = settings.workspace_mode == "exclusive"
     locks = (f"workspace {launcher.machine} {workspace}",) if exclusive else ()
     return Place(launcher, workspace, may_keep=not authority.pooled, locks=locks)
@@ -52,7 +53,7 @@ def inside_of(launcher: Launcher, directory: str) -> Inside:
     return inside_really(directory) if launcher.local else inside_lexically(directory)
 
 
-def _target(settings: RunnerSettings, plugin: PluginSettings) -> SshTarget:
+def _target(settings: RunnerSettings, plugin: PluginSettings, authority: Authority) -> SshTarget:
     return SshTarget(
         target=settings.ssh_target,
         port=settings.ssh_port,
@@ -62,4 +63,5 @@ def _target(settings: RunnerSettings, plugin: PluginSettings) -> SshTarget:
         extra_options=settings.ssh_extra_options,
         allow_local_commands=settings.ssh_allow_local_commands,
         private_key=plugin.ssh_private_key_secret.get_secret_value(),
+        shared_worker=authority.pooled,
     )
