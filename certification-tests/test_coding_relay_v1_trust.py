@@ -27,6 +27,7 @@ import pytest
 import pytest_asyncio
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.typing import Origin
 
 from pkg import installations, limits
 from pkg.daemon_relay import (
@@ -336,7 +337,7 @@ class TestTrust:
     async def test_a_page_in_a_browser_gets_no_connection(self, hub: AgentRuntimeDaemonHub) -> None:
         """Our rule: whatever sends an ``Origin`` is not a daemon."""
         with pytest.raises(InvalidStatus) as refused:
-            async with connect(hub.endpoint, origin="http://127.0.0.1", proxy=None):
+            async with connect(hub.endpoint, origin=Origin("http://127.0.0.1"), proxy=None):
                 pass
         assert refused.value.response.status_code == 403
 

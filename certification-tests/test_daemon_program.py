@@ -36,6 +36,7 @@ from pkg.agent_api import (
 )
 from pkg.daemon_relay import AgentRuntimeDaemonHub
 from pkg.errors import CodingError, ProcessCleanupUnconfirmed, TurnInProgress
+from pkg.remote_session import RemoteDriver
 from pkg.supervised_process import JOB_MARKER
 from testkit import daemon_rig, hostile_trees
 from testkit.acp_harness import poll
@@ -313,7 +314,7 @@ class TestCrashes:
             async with running(home):
                 await poll(lambda: b"is not proven to have ended" in home.log.read_bytes())
                 with pytest.raises(CodingError) as fenced:
-                    await daemon_rig.RemoteDriver(hub, DAEMON_ID, "scripted", "acp").open(SessionSpec(command=(), cwd=""))
+                    await RemoteDriver(hub, DAEMON_ID, "scripted", "acp").open(SessionSpec(command=(), cwd=""))
                 assert fenced.value.code == "coding.daemon_fenced"
                 with pytest.raises(ProcessCleanupUnconfirmed):
                     await session.close()

@@ -493,6 +493,151 @@ WORKTREE_SECONDS: Final = 120.0
 WORKTREE_PATH_BYTES: Final = 64 * 1024
 """Bytes kept of what the program that makes a worktree says; a path is far shorter."""
 
+# ---- the relay between a hub and its daemons (bytes of encoded JSON, seconds)
+
+RELAY_FRAME_BYTES: Final = 1024 * 1024
+"""Bytes of one WebSocket message: the default bound of common WebSocket libraries."""
+
+RELAY_FRAME_TARGET: Final = 256 * 1024
+"""Bytes from which on nothing more is added to a frame, so that a cancel never waits behind a megabyte."""
+
+RELAY_FRAME_MARGIN: Final = 4096
+"""Bytes of a frame that are not records: its seal, names and job ids."""
+
+RELAY_BATCH: Final = 64
+"""Records of one frame; more gain nothing and only delay the other jobs."""
+
+RELAY_RECORD_BYTES: Final = 512 * 1024
+"""Bytes of one record; a larger message travels in parts. Half a frame, so that two jobs share one."""
+
+RELAY_PART_CHARS: Final = 200 * 1024
+"""Characters of a large message's text in one part; quotes in it double when they are escaped."""
+
+RELAY_MESSAGE_BYTES: Final = 32 * 1024 * 1024
+"""Bytes of one message in parts; prompts with pictures reach some 20 MiB."""
+
+RELAY_ASSEMBLY_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of half-received messages of one daemon at a hub: two of the largest at once."""
+
+RELAY_WINDOW_BYTES: Final = 2 * 1024 * 1024
+"""Bytes of one job under way unacknowledged: what a hub holds for a slow consumer, and a fast link's worth."""
+
+RELAY_JOURNAL_MEMORY: Final = 16 * 1024 * 1024
+"""Bytes of unacknowledged stream of one job in memory; minutes of any agent's text."""
+
+RELAY_JOURNAL_DISK: Final = 64 * 1024 * 1024
+"""Bytes of unacknowledged stream of one job on disk, before the agent is held back."""
+
+RELAY_ACK_RECORDS: Final = 64
+"""Consumed records after which an acknowledgement goes out at once."""
+
+RELAY_ACK_BYTES: Final = 256 * 1024
+"""Consumed bytes after which an acknowledgement goes out at once."""
+
+RELAY_ACK_DELAY: Final = 0.2
+"""Seconds an acknowledgement may wait for a frame to travel in; it only frees memory at the other side."""
+
+RELAY_LEASE: Final = 120.0
+"""Seconds a job outlives its connection: a train tunnel, a restarted router, a hub's restart."""
+
+RELAY_HEARTBEAT: Final = 20.0
+"""Seconds between a daemon's pings; below the idle limits of proxies and NAT."""
+
+RELAY_DEAD: Final = 90.0
+"""Seconds of silence after which a connection counts as lost."""
+
+RELAY_HANDSHAKE: Final = 10.0
+"""Seconds for each step of the handshake."""
+
+RELAY_PROBE: Final = 5.0
+"""Seconds an old connection gets to show that it lives when a second one claims its daemon id."""
+
+RELAY_CANCEL: Final = 10.0
+"""Seconds a daemon gets to acknowledge that a cancelled job is quiet; its own ending of a tree stays well inside."""
+
+RELAY_DAEMONS: Final = 128
+"""Daemons of one installation connected at once."""
+
+RELAY_JOBS: Final = 128
+"""Jobs of one installation at once, and of one daemon; a worker runs no more."""
+
+RELAY_HELLO_BYTES: Final = 4096
+"""Bytes of each message before the proof; also what a parked connection may cost."""
+
+RELAY_PARKED: Final = 256
+"""Unproven connections kept at once, and as many that are still in their handshake."""
+
+RELAY_PARKED_PER_ADDRESS: Final = 4
+"""Parked connections of one address."""
+
+RELAY_TABLE: Final = 1024
+"""Ended jobs a daemon keeps reporting until their hub has taken note; the oldest go first."""
+
+RELAY_COMMANDS: Final = 64
+"""Commands of one job that may be unanswered at once."""
+
+RELAY_COMMAND_JOURNAL: Final = 40 * 1024 * 1024
+"""Bytes of unacknowledged commands of one job: one largest prompt and some small ones."""
+
+RELAY_MCP_OPEN: Final = 72
+"""Tool calls of one job that may be open at once: those at work and those waiting behind them."""
+
+RELAY_MCP_REQUEST_BYTES: Final = 1024 * 1024
+"""Bytes of one tool call's request, the same as over HTTP."""
+
+RELAY_MCP_RESPONSE_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of one tool call's response; a tool result has at most 200,000 characters."""
+
+RELAY_BACKOFF: Final = 0.5
+"""Seconds of the first pause before connecting again."""
+
+RELAY_BACKOFF_REFUSED: Final = 5.0
+"""Longest pause while the hub is merely not there: a worker restarts with every change of its settings."""
+
+RELAY_BACKOFF_NETWORK: Final = 30.0
+"""Longest pause while names or certificates fail: that takes a person."""
+
+RELAY_REASON_BYTES: Final = 123
+"""Bytes of a close reason (RFC 6455, 5.5)."""
+
+# ---- the relay's shells: sockets, tasks and files around the protocol (bytes, seconds)
+
+RELAY_SOCKET_BYTES: Final = RELAY_FRAME_BYTES
+"""Bytes of a WebSocket message that is taken from the wire at all."""
+
+RELAY_SOCKET_QUEUE: Final = 4
+"""Messages a connection reads ahead; the protocol's own windows are the real bound."""
+
+RELAY_SOCKET_BUFFER: Final = 256 * 1024
+"""Bytes a connection may have written and the kernel not taken, before nothing more is packed for it."""
+
+RELAY_CLOSE: Final = 3.0
+"""Seconds the other side gets to answer a close frame before its connection is cut."""
+
+RELAY_BACKLOG: Final = 512
+"""Connections the kernel keeps for a listener that is busy; a crowd of strangers must not keep a daemon out."""
+
+RELAY_CLOSE_SHARE: Final = 30
+"""How much sooner than a silent connection counts as lost one is cut that does not answer a close frame."""
+
+RELAY_CLOCK_STEP: Final = 5.0
+"""Longest pause between two looks at the clock: timers stand still while a laptop sleeps, the relay's clock does not."""
+
+RELAY_JOB_QUEUE: Final = 1024
+"""Batches of events of one job that may wait for its consumer; the protocol's window ends it far earlier."""
+
+RELAY_SEGMENT_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of one file of a job's disk journal; each is given back when all of it is acknowledged."""
+
+RELAY_STOP: Final = 12.0
+"""Seconds a hub that stops waits for its daemons' proofs: a cancel's time and some for the way."""
+
+RELAY_DRAIN: Final = 2.0
+"""Seconds a daemon that stops gets to tell its hub how its jobs ended."""
+
+RELAY_MCP_SECONDS: Final = 180.0
+"""Seconds a tool call over the relay may take; LangBot's own limits end it before."""
+
 # ---- how fast a chat takes messages and edits (each counts as one call)
 
 TELEGRAM_BURST: Final = 5
@@ -550,3 +695,26 @@ REPLY_RETRY_SECONDS: Final = 5.0
 
 REPLY_RETRY_MAX: Final = 120.0
 """Seconds of the longest pause taken at a service's word."""
+
+# ---- the daemon program on a user's machine
+
+DAEMON_POLICY_BYTES: Final = 256 * 1024
+"""Bytes of a policy file; real ones have a few kilobytes."""
+
+DAEMON_SECRET_BYTES: Final = 4096
+"""Bytes of a file with a key or a token."""
+
+DAEMON_TABLE_BYTES: Final = 8 * 1024 * 1024
+"""Bytes of a job table; a full one (``RELAY_TABLE`` jobs with all their processes) has less than 4 MiB."""
+
+DAEMON_JOB_PROCESSES: Final = 32
+"""Processes of one job remembered by pid, newest first to stay; the marker finds the others."""
+
+DAEMON_PROOFS: Final = 4
+"""Jobs a crashed daemon left that are ended at the same time; each looks through all processes."""
+
+DAEMON_ORPHAN_RETRY: Final = 5.0
+"""Seconds before the end of a job that a crashed daemon left is tried again."""
+
+DAEMON_STARTUP_MAX: Final = 600.0
+"""Seconds a hub may grant an agent for its start; more is taken for a mistake and becomes this."""

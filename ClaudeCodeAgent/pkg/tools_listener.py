@@ -87,6 +87,10 @@ class Endpoint:
         """The address as an agent on this machine reaches it."""
         return f"http://{_LOOPBACK}:{self._listener.port}{self.path}"
 
+    def sibling(self, handler: PayloadHandler) -> Endpoint:
+        """Another endpoint, at once: the listener stays open for this one, which must not be closed before the other."""
+        return self._listener.put(handler)
+
     def revoke(self) -> None:
         """Make the bearer worthless, at once and without waiting; idempotent."""
         self._listener.forget(self)
@@ -160,9 +164,12 @@ class _Listener:
         async with self._lock:
             if self._runner is None:
                 await to_the_end(self._start())
-            endpoint = Endpoint(self, handler)
-            self._endpoints[endpoint.digest] = endpoint
-            return endpoint
+            return self.put(handler)
+
+    def put(self, handler: PayloadHandler) -> Endpoint:
+        endpoint = Endpoint(self, handler)
+        self._endpoints[endpoint.digest] = endpoint
+        return endpoint
 
     def forget(self, endpoint: Endpoint) -> None:
         self._endpoints.pop(endpoint.digest, None)

@@ -39,6 +39,9 @@ from pkg.redaction import Redactor
 MARKER: Final = "CODING_AGENT_RUN"
 """Name of the environment variable that marks every process of one tree; its value is random and no secret."""
 
+JOB_MARKER: Final = "CODING_RELAY_JOB"
+"""Name of the variable that marks every process of one job of a daemon, its supervisors included; no secret either."""
+
 _SCRIPT: Final = str(Path(process_supervisor.__file__).resolve())
 _LIBRARY_PATHS: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH")
 
@@ -113,6 +116,7 @@ class _Channel:
         stdio: tuple[int, int, int],
         on_report: Callable[[Mapping[str, Any]], None],
         on_closed: Callable[[], None],
+        job: str = "",
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.Context()
@@ -121,6 +125,7 @@ class _Channel:
         self._inbox = b""
         self._outbox = b""
         self._reap_until = 0.0
+        env = {name: os.environ[name] for name in _LIBRARY_PATHS if name in os.environ}
         ours, theirs = socket.socketpair()
         try:
             ours.setblocking(False)
@@ -129,7 +134,7 @@ class _Channel:
                 stdin=stdio[0],
                 stdout=stdio[1],
                 stderr=stdio[2],
-                env={name: os.environ[name] for name in _LIBRARY_PATHS if name in os.environ},
+                env=env | ({JOB_MARKER: job} if job else {}),
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
@@ -218,7 +223,12 @@ class _Sweep:
     """Ends what is left of a tree that has no supervisor any more. ``on_done`` gets ``None`` or the reason and the pids."""
 
     def __init__(
-        self, roots: Sequence[tuple[int, str]], marker: str, graces: Graces, on_done: Callable[[_Doubt], None]
+        self,
+        roots: Sequence[tuple[int, str]],
+        marker: str,
+        graces: Graces,
+        on_done: Callable[[_Doubt], None],
+        name: str = MARKER,
     ) -> None:
         self._on_done = on_done
         self._doubt: _Doubt = ("the supervisor of the sweep was lost", tuple(pid for pid, _ in roots))
@@ -228,7 +238,7 @@ class _Sweep:
         self._channel.send(
             {
                 "sweep": {"roots": [[pid, start] for pid, start in roots]},
-                "marker": [MARKER if marker else "", marker],
+                "marker": [name if marker else "", marker],
                 "graces": _graces(graces),
             }
         )
@@ -326,7 +336,8 @@ class SupervisedProcess:
             _widen(ours[1])
             self = cls(marked, str(Path(cwd).absolute()), secrets, graces, ours)
             ours = []
-            self._channel = _Channel((theirs[0], theirs[1], theirs[2]), self._report, self._supervisor_gone)
+            job = marked.get(JOB_MARKER, "")
+            self._channel = _Channel((theirs[0], theirs[1], theirs[2]), self._report, self._supervisor_gone, job)
         except (OSError, subprocess.SubprocessError) as exc:
             failure = exc
         finally:
@@ -616,6 +627,28 @@ async def terminate_process_group(pid: int, graces: Graces | None = None) -> Non
     if doubt is not None:
         raise ProcessCleanupUnconfirmed(*doubt)
 
+
+async def end_job(marker: str, roots: Sequence[tuple[int, str]] = (), *, since: str = "") -> None:
+    """End every process that carries the job marker ``marker`` and all that it leads to, and return when none is left.
+
+    ``roots`` are pids with start times known to belong to it; a process older than ``since`` (a start time, too) does not.
+    Safe under cancellation: the ending goes on. Raises :class:`pkg.errors.ProcessCleanupUnconfirmed`.
+    """
+    known = [*roots, (_NO_PID, since)] if since else list(roots)
+    graces = Graces(eof=0.0, term=limits.SWEEP_TERM_GRACE, kill=limits.SWEEP_KILL_GRACE)
+    done: asyncio.Future[_Doubt] = asyncio.get_running_loop().create_future()
+    try:
+        sweep = _Sweep(known, marker, graces, done.set_result, JOB_MARKER)
+    except (OSError, subprocess.SubprocessError):
+        raise ProcessCleanupUnconfirmed("no sweep could be started", tuple(pid for pid, _ in roots)) from None
+    doubt = await asyncio.shield(done)
+    del sweep
+    if doubt is not None:
+        raise ProcessCleanupUnconfirmed(*doubt)
+
+
+_NO_PID: Final = 2**22 + 1
+"""A pid that no process can have (``PID_MAX_LIMIT`` of Linux is 2**22)."""
 
 _OWNED: Final[set[int]] = set()
 """Pids of our supervisors, this process's own children."""

@@ -1,0 +1,340 @@
+"""The hub's listener: one bound address, its connections and jobs, and the protocol between them.
+
+One listener may serve many installations (``shared``); what belongs to one of them is reachable only with its key. Its tasks
+run in an empty context, whoever opened it: no frame is ever handled with some run's authority.
+
+Guarantees: one task per connection reads and one writes, both ended and awaited with the connection; a connection whose other
+side takes nothing is cut; a job is told everything that concerns it on the loop's own turn, in order; :meth:`Listener.close`
+returns when no task, connection or socket of the listener is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import logging
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from websockets.asyncio.server import Server, ServerConnection
+from websockets.exceptions import ConnectionClosed
+
+from pkg import limits, relay_sockets
+from pkg.relay_auth import Installation, nonce_text
+from pkg.relay_errors import relay_error
+from pkg.relay_events import (
+    CommandResult,
+    DaemonGone,
+    DaemonReady,
+    Fenced,
+    FenceLifted,
+    JobEvents,
+    JobFinished,
+    JobLost,
+    JobUnconfirmed,
+    McpRequest,
+    PendingMarkers,
+    RelayRefused,
+    RelayTimes,
+    Verb,
+)
+from pkg.relay_frames import Json
+from pkg.relay_hub import HubProtocol
+from pkg.relay_job import Job
+from pkg.relay_streams import MessageTooLarge
+
+log = logging.getLogger(__name__)
+
+_JOB_ENDS = JobFinished | JobLost | JobUnconfirmed
+_JOB_NEWS = JobEvents | CommandResult | McpRequest | JobFinished | JobLost | JobUnconfirmed
+
+REFUSALS: Final = {
+    "daemon_offline": "daemon_offline",
+    "daemon_fenced": "daemon_fenced",
+    "daemon_jobs_full": "daemon_jobs_full",
+    "job_gone": "daemon_job_gone",
+    "commands_full": "daemon_commands_full",
+}
+
+
+class Listener:
+    """One listening socket with its daemons; made by :func:`open_listener`."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        shared: bool,
+        markers: PendingMarkers | None,
+        times: RelayTimes,
+    ) -> None:
+        """Not listening yet."""
+        self.host = host
+        self.port = port
+        self.shared = shared
+        self.times = times
+        self.users: dict[Installation, Callable[[], None]] = {}
+        """The installations that have shown their secret, and whom to tell when something about their daemons has changed."""
+        self.protocol = HubProtocol(
+            epoch=nonce_text(secrets.token_bytes(16)), random=secrets.token_bytes, shared=shared, markers=markers, times=times
+        )
+        self._markers = markers
+        self._jobs: dict[str, Job] = {}
+        self._owners: dict[str, Installation] = {}
+        self._server: Server | None = None
+        self._wakes: dict[int, asyncio.Event] = {}
+        self._connections: dict[int, ServerConnection] = {}
+        self._numbers = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._ticked = relay_sockets.relay_clock()
+        self._disk: ThreadPoolExecutor | None = None
+
+    # -------------------------------------------------------------- life
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The bound address."""
+        if self._server is None or not self._server.sockets:
+            return self.host, self.port
+        name = next(iter(self._server.sockets)).getsockname()
+        return str(name[0]), int(name[1])
+
+    @property
+    def open(self) -> bool:
+        """Whether it listens."""
+        return self._server is not None
+
+    async def start(self) -> None:
+        """Bind and listen; raises ``OSError``. Must run in an empty context."""
+        self._server = await relay_sockets.listen(self._serve, self.host, self.port)
+        if self._markers is not None:
+            self._disk = ThreadPoolExecutor(1, thread_name_prefix="relay-markers")
+        self._tick()
+
+    async def close(self) -> None:
+        """Stop listening, end every job as far as that can be done in time, and close every connection."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        server.close(close_connections=False)
+        self.protocol.cancel_all(relay_sockets.relay_clock())
+        self.pump()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limits.RELAY_STOP):
+                for job in list(self._jobs.values()):
+                    await job.ended.wait()
+        self.protocol.close_all()
+        self.pump()
+        cutting = asyncio.get_running_loop().call_later(limits.RELAY_CLOSE, self._cut_all)
+        await server.wait_closed()
+        cutting.cancel()
+        for job in list(self._jobs.values()):
+            job.told(JobLost(job.job_id, "stopped"))
+        self._jobs.clear()
+        self._owners.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._disk is not None:
+            self._disk.shutdown()
+
+    def _cut_all(self) -> None:
+        for connection in self._connections.values():
+            relay_sockets.cut(connection)
+
+    # -------------------------------------------------------------- installations
+
+    def register(self, installation: Installation, token: str, told: Callable[[], None]) -> None:
+        """Admit the daemons of an installation; ``told()`` is called when something about them has changed."""
+        self.users[installation] = told
+        self.protocol.put_secret(installation, token, relay_sockets.relay_clock())
+        self.pump()
+
+    def drop(self, installation: Installation) -> None:
+        """Forget an installation: its secret, its daemons, its jobs."""
+        self.users.pop(installation, None)
+        self.protocol.revoke(installation, relay_sockets.relay_clock())
+        self.pump()
+
+    def jobs_of(self, installation: Installation) -> list[Job]:
+        """The installation's jobs that are not over."""
+        return [job for job_id, job in self._jobs.items() if self._owners[job_id] == installation]
+
+    # -------------------------------------------------------------- jobs
+
+    async def open_job(self, job: Job, installation: Installation, payload: Json, lease: float, prefix: str) -> None:
+        """Dispatch a job; raises :class:`pkg.relay_errors.AgentRuntimeDaemonError` when nothing was started."""
+        job_id = self.protocol.new_job_id()
+        marked = False
+        try:
+            table = self.protocol.daemon_table(installation, job.daemon_id)
+            if self._markers is not None and self._disk is not None and table is not None:
+                marked = True
+                mark = functools.partial(self._markers.mark, installation, job.daemon_id, job_id, table)
+                await asyncio.get_running_loop().run_in_executor(self._disk, mark)
+            self.protocol.start_job(installation, job.daemon_id, payload, lease=lease, job_id=job_id)
+        except BaseException as exc:
+            if marked and self._markers is not None and self._disk is not None:
+                # Behind the marking itself, which may still be on its way.
+                self._disk.submit(self._markers.clear, installation, job.daemon_id, job_id)
+            if isinstance(exc, RelayRefused):
+                raise relay_error(prefix, REFUSALS[exc.code], retryable=exc.retryable, daemon=job.daemon_id) from None
+            if isinstance(exc, MessageTooLarge):
+                raise relay_error(prefix, "daemon_message_too_large", size=exc.size, most=exc.most) from None
+            if isinstance(exc, OSError):
+                raise relay_error(prefix, "daemon_state_unwritable") from None
+            raise
+        job.job_id = job_id
+        self._jobs[job_id] = job
+        self._owners[job_id] = installation
+        self.pump()
+
+    def command(self, job: Job, verb: Verb, value: Json, prefix: str) -> int:
+        """Queue a command; raises :class:`pkg.relay_errors.AgentRuntimeDaemonError`."""
+        try:
+            number = self.protocol.command(job.job_id, verb, value)
+        except RelayRefused as exc:
+            raise relay_error(prefix, REFUSALS[exc.code], retryable=exc.retryable, daemon=job.daemon_id) from None
+        except MessageTooLarge as exc:
+            raise relay_error(prefix, "daemon_message_too_large", size=exc.size, most=exc.most) from None
+        self.pump()
+        return number
+
+    def mcp_response(self, job_id: str, request_id: int, payload: Json) -> None:
+        """Answer a tool call."""
+        try:
+            self.protocol.mcp_response(job_id, request_id, payload)
+        except (ValueError, TypeError):
+            self.protocol.mcp_response(job_id, request_id, None, "not_json")
+        self.pump()
+
+    def consumed(self, job_id: str, seq: int) -> None:
+        """The consumer is done with a batch."""
+        self.protocol.consumed(job_id, seq, relay_sockets.relay_clock())
+        self.pump()
+
+    def cancel(self, job_id: str) -> None:
+        """Begin the end of a job."""
+        self.protocol.cancel(job_id, relay_sockets.relay_clock())
+        self.pump()
+
+    # -------------------------------------------------------------- the protocol's news
+
+    def pump(self) -> None:
+        """Tell everybody what happened, wake the writers, and see to the next tick."""
+        self._tell()
+        self._tick_within(self.times.ack_delay)
+
+    def _tell(self) -> None:
+        changed: dict[Installation, None] = {}
+        for event in self.protocol.events():
+            if isinstance(event, _JOB_NEWS):
+                job = self._jobs.get(event.job_id)
+                if job is not None:
+                    if isinstance(event, _JOB_ENDS):
+                        changed[self._owners.pop(event.job_id)] = None
+                        del self._jobs[event.job_id]
+                    job.told(event)
+            else:
+                changed[event.installation] = None
+                _note(event)
+        for number in self.protocol.output():
+            wake = self._wakes.get(number)
+            if wake is not None:
+                wake.set()
+        for installation in changed:
+            told = self.users.get(installation)
+            if told is not None:
+                told()
+
+    def _tick_within(self, delay: float) -> None:
+        if self._server is None and not self._wakes:
+            return
+        loop = asyncio.get_running_loop()
+        if self._timer is None or self._timer.when() > loop.time() + delay:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_later(delay, self._tick, context=contextvars.Context())
+
+    def _tick(self) -> None:
+        self._timer = None
+        now = self._ticked = relay_sockets.relay_clock()
+        self.protocol.tick(now)
+        wait = min(limits.RELAY_CLOCK_STEP, max(0.005, self.protocol.deadline() - now))
+        self._timer = asyncio.get_running_loop().call_later(wait, self._tick, context=contextvars.Context())
+        self._tell()
+
+    # -------------------------------------------------------------- connections
+
+    async def _serve(self, connection: ServerConnection) -> None:
+        self._numbers += 1
+        number = self._numbers
+        peer = connection.remote_address
+        address = str(peer[0]) if isinstance(peer, tuple) and peer else "local"
+        wake = self._wakes[number] = asyncio.Event()
+        self._connections[number] = connection
+        protocol = self.protocol
+        protocol.accept(number, address, relay_sockets.relay_clock())
+        self.pump()
+        writer = asyncio.create_task(self._write(connection, number, wake))
+        try:
+            while True:
+                frame = await connection.recv(decode=False)
+                now = relay_sockets.relay_clock()
+                if now - self._ticked > limits.RELAY_CLOCK_STEP:
+                    # Timers stood still while the machine slept; what ran out meanwhile has run out.
+                    self._ticked = now
+                    protocol.tick(now)
+                protocol.receive(number, bytes(frame), now)
+                self.pump()
+        except ConnectionClosed:
+            return
+        except Exception:
+            # The boundary of a connection: a defect here costs one connection, and its jobs go on with the next.
+            log.exception("a relay connection failed")
+        finally:
+            del self._wakes[number], self._connections[number]
+            protocol.disconnected(number, relay_sockets.relay_clock())
+            self.pump()
+            writer.cancel()
+            await asyncio.wait({writer})
+            if not writer.cancelled() and (problem := writer.exception()) is not None:
+                log.error("a relay connection's writer failed", exc_info=problem)
+
+    async def _write(self, connection: ServerConnection, number: int, wake: asyncio.Event) -> None:
+        protocol = self.protocol
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                while (frame := protocol.next_frame(number)) is not None:
+                    await relay_sockets.send(connection, frame, self.times.dead)
+                if (close := protocol.closing(number)) is not None:
+                    await relay_sockets.close(connection, *close, self.times.dead / limits.RELAY_CLOSE_SHARE)
+                    return
+                wake.clear()
+                await wake.wait()
+
+
+async def open_listener(
+    host: str,
+    port: int,
+    *,
+    shared: bool,
+    markers: PendingMarkers | None,
+    times: RelayTimes,
+) -> Listener:
+    """A new listener on ``host`` and ``port`` (0: any free one); raises ``OSError``. Call it in an empty context."""
+    listener = Listener(host, port, shared=shared, markers=markers, times=times)
+    await listener.start()
+    return listener
+
+
+def _note(event: DaemonReady | DaemonGone | Fenced | FenceLifted) -> None:
+    if isinstance(event, Fenced):
+        log.warning("daemon %r gets no job until one is proven to have ended", event.daemon_id)
+    else:
+        log.info("%s: %r", type(event).__name__, event.daemon_id)

@@ -1,0 +1,164 @@
+"""The relay's way to the network: a clock that counts through a suspend, and WebSocket options that are the same everywhere.
+
+Guarantees: no compression, no message larger than a frame, no proxy from the environment, no redirect followed, nothing of
+what goes over the wire in a log; a plain ``ws://`` address off this machine is refused unless its owner insists; a browser's
+page (it sends an ``Origin``) never gets a connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+import socket
+import ssl
+import time
+import urllib.parse
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.server import Server, ServerConnection, serve
+
+from pkg import limits
+from pkg.relay_errors import SILENT
+
+if hasattr(time, "CLOCK_BOOTTIME"):
+
+    def relay_clock() -> float:
+        """Seconds that never go back and count while the machine sleeps."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+else:
+
+    def relay_clock() -> float:
+        """Seconds that never go back."""
+        return time.monotonic()
+
+
+async def listen(handler: Callable[[ServerConnection], Awaitable[None]], host: str, port: int) -> Server:
+    """A listening WebSocket server; raises ``OSError`` when the address can't be bound."""
+    return await serve(
+        handler,
+        host,
+        port,
+        compression=None,
+        origins=[None],
+        server_header=None,
+        max_size=limits.RELAY_SOCKET_BYTES,
+        max_queue=limits.RELAY_SOCKET_QUEUE,
+        write_limit=limits.RELAY_SOCKET_BUFFER,
+        ping_interval=None,
+        open_timeout=limits.RELAY_HANDSHAKE,
+        close_timeout=limits.RELAY_CLOSE,
+        backlog=limits.RELAY_BACKLOG,
+        logger=SILENT,
+    )
+
+
+class _Connect(connect):
+    """A client that goes nowhere else."""
+
+    def process_redirect(self, exc: Exception) -> Exception:
+        """Never follow."""
+        return exc
+
+
+class WrongCertificate(ssl.SSLError):
+    """The hub showed another certificate than the pinned one."""
+
+
+async def dial(url: str, *, context: ssl.SSLContext | None, pin: str, timeout: float) -> ClientConnection:
+    """A connection to a hub; raises ``OSError``, ``TimeoutError`` or a WebSocket handshake's exception.
+
+    ``pin`` is the SHA-256 of the certificate in hex, ``""`` for the authorities of ``context`` (``None``: the system's).
+    """
+    options: dict[str, Any] = {}
+    if url.startswith("wss:"):
+        options["ssl"] = context or (_unverified() if pin else ssl.create_default_context())
+    connection = await _Connect(
+        url,
+        compression=None,
+        user_agent_header=None,
+        proxy=None,
+        max_size=limits.RELAY_SOCKET_BYTES,
+        max_queue=limits.RELAY_SOCKET_QUEUE,
+        write_limit=limits.RELAY_SOCKET_BUFFER,
+        ping_interval=None,
+        open_timeout=timeout,
+        close_timeout=limits.RELAY_CLOSE,
+        logger=SILENT,
+        **options,
+    )
+    if pin:
+        tunnel = connection.transport.get_extra_info("ssl_object")
+        shown = hashlib.sha256(tunnel.getpeercert(True) or b"").hexdigest() if tunnel is not None else ""
+        if not hmac.compare_digest(shown, pin.replace(":", "").lower()):
+            connection.transport.abort()
+            raise WrongCertificate("the hub's certificate is not the pinned one")
+    return connection
+
+
+def _unverified() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def address_problem(url: str, *, insecure_plaintext: bool) -> str:
+    """Why a hub's address can't be used, in a few words; ``""`` for one that can."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host = parts.hostname
+        _ = parts.port
+    except ValueError:
+        return "not an address"
+    if parts.scheme not in ("ws", "wss") or not host:
+        return "a hub's address begins with wss:// or ws:// and names a machine"
+    if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
+        return "no user, password or parameters belong into a hub's address"
+    if parts.scheme == "ws" and not insecure_plaintext and not _loopback(host):
+        return "plain ws:// leaves this machine unencrypted; use wss://, an SSH tunnel, or insecure_plaintext = true"
+    return ""
+
+
+def _loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def network_trouble(exc: BaseException) -> bool:
+    """Whether names or certificates fail, which takes a person, and not merely the connection."""
+    return isinstance(exc, socket.gaierror | ssl.SSLError)
+
+
+def cut(connection: ServerConnection | ClientConnection) -> None:
+    """End a connection at once, whatever waits to be sent."""
+    connection.transport.abort()
+
+
+async def send(connection: ServerConnection | ClientConnection, frame: bytes, patience: float) -> None:
+    """Send one frame; cuts the connection when the other side takes nothing for ``patience`` seconds.
+
+    Raises ``websockets.exceptions.ConnectionClosed`` when the connection is gone.
+    """
+    timer = asyncio.get_running_loop().call_later(patience, connection.transport.abort)
+    try:
+        await connection.send(frame, text=True)
+    finally:
+        timer.cancel()
+
+
+async def close(connection: ServerConnection | ClientConnection, code: int, reason: str, patience: float) -> None:
+    """Close a connection and cut it when the other side does not answer within ``patience`` seconds."""
+    timer = asyncio.get_running_loop().call_later(patience, connection.transport.abort)
+    try:
+        await connection.close(code, reason)
+    finally:
+        timer.cancel()
