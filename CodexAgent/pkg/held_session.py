@@ -136,7 +136,7 @@ async def ended(tasks: set[asyncio.Task[Any]]) -> None:
             raise problem
 
 
-def fingerprint(spec: SessionSpec, machine: str, *, assets: bool) -> str:
+def fingerprint(spec: SessionSpec, place: Place, *, assets: bool) -> str:
     """A digest of all that a session was opened with; another one can't be reused."""
-    described = json.dumps([to_json(spec), machine, assets], sort_keys=True)
+    described = json.dumps([to_json(spec), place.launcher.machine, place.way, assets], sort_keys=True)
     return hashlib.sha256(described.encode("utf-8", "surrogatepass")).hexdigest()

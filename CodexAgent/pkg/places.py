@@ -7,6 +7,9 @@ user's own machine.
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
 from dataclasses import dataclass
 
 from pkg import runtime_support
@@ -28,6 +31,8 @@ class Place:
     """Whether a session may stay alive here between messages."""
     locks: tuple[str, ...] = ()
     """What only one run at a time may have."""
+    way: str = ""
+    """A digest of all that the way there was set up with: a kept session is not used after one of it changed."""
 
 
 def place_of(settings: RunnerSettings, plugin: PluginSettings, authority: Authority) -> Place:
@@ -35,6 +40,7 @@ def place_of(settings: RunnerSettings, plugin: PluginSettings, authority: Author
     if settings.location == "daemon":
         raise Refused("coding.daemon_not_available")
     launcher: Launcher
+    way = ""
     if settings.location == "local":
         if authority.pooled:
             raise Refused("coding.local_in_pool")
@@ -42,10 +48,12 @@ def place_of(settings: RunnerSettings, plugin: PluginSettings, authority: Author
         launcher = LocalLauncher()
     else:
         workspace = settings.workspace
-        launcher = SshLauncher(_target(settings, plugin, authority))
+        target = _target(settings, plugin, authority)
+        launcher = SshLauncher(target)
+        way = hashlib.sha256(json.dumps(dataclasses.asdict(target)).encode("ascii")).hexdigest()
     exclusive = settings.workspace_mode == "exclusive"
     locks = (f"workspace {launcher.machine} {workspace}",) if exclusive else ()
-    return Place(launcher, workspace, may_keep=not authority.pooled, locks=locks)
+    return Place(launcher, workspace, may_keep=not authority.pooled, locks=locks, way=way)
 
 
 def inside_of(launcher: Launcher, directory: str) -> Inside:

@@ -197,7 +197,7 @@ class RunSession:
             place,
             spec,
             key=identity.conversation_key(authority, self._run.conversation, owner),
-            opened_with=fingerprint(spec, place.launcher.machine, assets=settings.langbot_assets_enabled),
+            opened_with=fingerprint(spec, place, assets=settings.langbot_assets_enabled),
             store=SessionStore(self._run.ctx, stored_key),
             keep=settings.keep_warm if settings.reuse_session and place.may_keep else 0.0,
         )
