@@ -16,11 +16,15 @@ pytestmark = pytest.mark.static
 
 PLACELESS = (
     "agent",
+    "daemon",
     "pkg.agent_api",
+    "pkg.daemon_program",
+    "pkg.daemon_relay",
     "pkg.interactions",
     "pkg.launch",
     "pkg.launch_ssh",
     "pkg.mcp_stdio_shim",
+    "pkg.relay_protocol",
     "pkg.runtime_support",
     "pkg.settings",
     "pkg.supervised_process",
