@@ -269,7 +269,7 @@ class TestSecretFiles:
     """Files with a key or a token."""
 
     def test_only_the_account_s_own_file_counts(self, tmp_path: Path) -> None:
-        """0600 is read without surrounding space; anything wider, empty, too long or missing is refused, without its content."""
+        """0600 is read without surrounding space; anything wider, empty, too long or missing is refused without its content."""
         file = tmp_path / "token"
         file.write_text(f"  {CANARY}\n")
         file.chmod(0o600)
