@@ -312,7 +312,8 @@ class TestCrashes:
                 entry["processes"] = [[stranger.pid, hostile_trees.start_time(stranger.pid)]]
             table.write_text(json.dumps(kept))
             async with running(home):
-                await poll(lambda: b"is not proven to have ended" in home.log.read_bytes())
+                async with asyncio.timeout(WAIT):
+                    await session.job.ended.wait()
                 with pytest.raises(CodingError) as fenced:
                     await RemoteDriver(hub, DAEMON_ID, "scripted", "acp").open(SessionSpec(command=(), cwd=""))
                 assert fenced.value.code == "coding.daemon_fenced"
