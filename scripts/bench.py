@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Measure what the product costs, beside its goals. Run by hand on a quiet machine; Linux.
 
-``python3 scripts/bench.py turn`` measures a turn; ``--only`` picks phases, ``--repeats`` how often each is measured. The exit
-code is 1 when a number is worse than twice its goal. Needs Python 3.11 or newer, git and the package index.
+``python3 scripts/bench.py turn`` measures a turn, ``relay`` the way to an agent on another machine; ``--only`` picks phases,
+``--repeats`` how often each is measured. The exit code is 1 when a number is worse than twice its goal. Needs Python 3.11 or
+newer, git and the package index.
 """
 
 import sys
@@ -24,17 +25,23 @@ def main() -> int:
         steps.say(str(exc))
         return 2
     sys.path[:0] = [str(ROOT / "ACPAgentRunner"), str(ROOT / "shared")]
-    from benches import table, turn
+    from benches import phases, relay, table, turn
 
     parser = argparse.ArgumentParser(description="Measure what the product costs, beside its goals.")
     commands = parser.add_subparsers(dest="command", required=True)
-    of_turn = commands.add_parser("turn", help="one turn, many turns, many agents: time and memory")
-    of_turn.add_argument("--only", action="append", choices=sorted(turn.PHASES), help="measure only this; may be repeated")
-    of_turn.add_argument("--repeats", type=int, default=turn.REPEATS, help=f"repetitions of each (default {turn.REPEATS})")
+    benchmarks = {
+        "turn": (turn.PHASES, turn.REPEATS, "one turn, many turns, many agents: time and memory"),
+        "relay": (relay.PHASES, relay.REPEATS, "events of a remote agent: rate, latency, replay and memory"),
+    }
+    for name, (known, usual, text) in benchmarks.items():
+        command = commands.add_parser(name, help=text)
+        command.add_argument("--only", action="append", choices=sorted(known), help="measure only this; may be repeated")
+        command.add_argument("--repeats", type=int, default=usual, help=f"repetitions of each (default {usual})")
     options = parser.parse_args()
     if options.repeats < 1:
         parser.error("--repeats must be at least 1")
-    rows = asyncio.run(turn.measure(options.only or list(turn.PHASES), options.repeats, steps.say))
+    known = benchmarks[options.command][0]
+    rows = asyncio.run(phases.measure(known, options.only or list(known), options.repeats, steps.say))
     print(table.render(rows))
     return 0 if table.passed(rows) else 1
 

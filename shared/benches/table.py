@@ -1,8 +1,8 @@
 """Measured numbers beside their goals, as a table and as a verdict. No I/O.
 
-Every number with a goal is a ratio or difference taken within one run, or a count, and the smaller the better. A row is
-*met* up to its goal, *missed* up to twice its goal, *failed* beyond; a row without a goal is information. What could not be
-measured has failed.
+Every number with a goal is a ratio or difference taken within one run, or a count. The smaller the better, unless the row says
+that its goal is the least it should reach. A row is *met* when it is no worse than its goal, *missed* when no worse than twice
+(or half) its goal, *failed* else; a row without a goal is information. What could not be measured has failed.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ class Row:
     samples: tuple[float, ...]
     unit: str = ""
     goal: float | None = None
+    at_least: bool = False
+    """Whether the goal is the least that is good, not the most."""
 
     @property
     def value(self) -> float | None:
@@ -40,9 +42,10 @@ class Row:
             return "failed"
         if self.goal is None:
             return ""
-        if value <= self.goal:
+        reached, due = (self.goal, value) if self.at_least else (value, self.goal)
+        if reached <= due:
             return "met"
-        return "missed" if value <= TOLERANCE * self.goal else "failed"
+        return "missed" if reached <= TOLERANCE * due else "failed"
 
 
 def counted(name: str, samples: Iterable[float]) -> Row:
@@ -61,7 +64,7 @@ def render(rows: Sequence[Row]) -> str:
     for row in rows:
         spread = f"{_number(min(row.samples))} to {_number(max(row.samples))}" if len(row.samples) > 1 else ""
         value = "not measured" if row.value is None else f"{_number(row.value)} {row.unit}".strip()
-        goal = "" if row.goal is None else f"≤ {_number(row.goal)} {row.unit}".strip()
+        goal = "" if row.goal is None else f"{'≥' if row.at_least else '≤'} {_number(row.goal)} {row.unit}".strip()
         lines.append((row.name, value, goal, spread, row.verdict))
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     shown = [

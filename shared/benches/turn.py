@@ -24,13 +24,11 @@ import asyncio
 import contextlib
 import json
 import os
-import resource
 import shlex
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,11 +37,12 @@ from langbot_plugin.api.entities.builtin.runner.result import RunnerResult
 from agent.driver import AcpDriver
 from agent.session import AcpSession
 from benches.bare import BareAgent
+from benches.phases import Phases
 from benches.table import Row, counted
 from pkg.agent_api import Prompt, SessionSpec, TextDelta, ToolFinished, ToolStarted, TurnEnded
 from pkg.launch import LocalLauncher
 from testkit.run_harness import Outcome
-from testkit.sdk_worker import SdkWorker, built, descendants, gone, sdk_worker
+from testkit.sdk_worker import SdkWorker, built, descendants, sdk_worker
 
 AGENT: Final = Path(__file__).with_name("agent.py")
 REPEATS: Final = 5
@@ -67,8 +66,6 @@ RUNS: Final = 100
 NUMBERED: Final = 200
 """Chunks of a numbered turn; every tenth comes with a tool call."""
 OPENING_AT_ONCE: Final = 16
-
-Say = Callable[[str], None]
 
 
 def command() -> tuple[str, ...]:
@@ -363,60 +360,10 @@ def _children_memory(pid: int) -> tuple[int, int]:
 
 # ------------------------------------------------------------------ all of it
 
-Phase = Callable[[Path, int], Awaitable[list[Row]]]
-PHASES: Final[dict[str, tuple[Phase, float]]] = {
+PHASES: Final[Phases] = {
     "first-text": (first_text, 180.0),
     "long-answer": (long_answer, 600.0),
     "sessions": (sessions_in_process, 600.0),
     "runs": (runs_in_one_worker, 900.0),
 }
 """Each phase and the seconds it may take with ``REPEATS`` repetitions on two busy cores."""
-LOG_LINES: Final = 20
-LEFT_WITHIN: Final = 12.0
-"""Seconds within which everything that was started must be gone."""
-
-
-@contextlib.contextmanager
-def _quiet(say: Say) -> Iterator[None]:
-    """Keep what the runtime and its workers log on stderr aside, and show its end when something goes wrong."""
-    with tempfile.TemporaryFile() as log:
-        sys.stderr.flush()
-        terminal = os.dup(2)
-        os.dup2(log.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            os.dup2(terminal, 2)
-            log.seek(0)
-            for line in log.read().decode(errors="replace").splitlines()[-LOG_LINES:]:
-                say(f"    {line}")
-            raise
-        finally:
-            os.dup2(terminal, 2)
-            os.close(terminal)
-
-
-async def measure(names: Sequence[str], repeats: int, say: Say) -> list[Row]:
-    """Every row of the named phases; a phase that fails or takes too long is a row that could not be measured."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65_536)), hard))
-    rows: list[Row] = []
-    for name in names:
-        phase, limit = PHASES[name]
-        say(f"{name}: at most {limit:.0f} s")
-        with tempfile.TemporaryDirectory(prefix="bench-") as base:
-            try:
-                with _quiet(say):
-                    async with asyncio.timeout(limit):
-                        rows += await phase(Path(base), repeats)
-            except TimeoutError:
-                say(f"{name}: not done within {limit:.0f} s")
-                rows.append(Row(name, ()))
-            except Exception as exc:  # noqa: BLE001 - the other phases still have something to say
-                say(f"{name}: {type(exc).__name__}: {exc}")
-                rows.append(Row(name, ()))
-            left = descendants(os.getpid())
-            if not await gone(left, LEFT_WITHIN):
-                left = {pid: start for pid, start in descendants(os.getpid()).items() if left.get(pid) == start}
-                rows.append(counted(f"{name}: processes left", [float(len(left))]))
-    return rows
