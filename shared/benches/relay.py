@@ -58,6 +58,8 @@ JOBS: Final = (1, 32)
 PACED: Final = 100
 """Events of one stretch; the three take turns after each, so that all meet the same disturbances."""
 STRETCHES: Final = 5
+LEAD: Final = 5
+"""Events of a stretch that come first and are not counted: the start of their job is still on its way with them."""
 PAUSE: Final = 0.004
 JOURNALED: Final = 10_000
 DAEMONS: Final = 120
@@ -255,9 +257,9 @@ async def latency(base: Path, repeats: int) -> list[Row]:
             late: dict[str, list[float]] = {name: [] for name in runs}
             for _ in range(STRETCHES):
                 for name, run in runs.items():
-                    (account,) = await run(1, PACED, 200, PAUSE)
-                    late[name] += account.late
-                    wrong.append(float(missing([account], PACED)))
+                    (account,) = await run(1, LEAD + PACED, 200, PAUSE)
+                    late[name] += account.late[LEAD:]
+                    wrong.append(float(missing([account], LEAD + PACED)))
             for name, samples in late.items():
                 samples.sort()
                 middle.setdefault(name, []).append(samples[len(samples) // 2] * 1000)
