@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -31,6 +32,7 @@ BESIDE_TEXT: Final = 42
 CONNECT: Final = 30.0
 
 
+@functools.cache
 def text_of(size: int) -> str:
     """Plain words for an event whose JSON is about ``size`` bytes, the same at every call."""
     chosen = random.Random(size)
@@ -58,8 +60,8 @@ class Script:
 
     async def speak(self, spec: Json, emit: Callable[[Json], Awaitable[None]]) -> None:
         """Give one job's events to ``emit``."""
-        await self._groups.setdefault(spec["round"], asyncio.Barrier(spec["jobs"])).wait()
         text, pause = text_of(spec["size"]), spec["pause"]
+        await self._groups.setdefault(spec["round"], asyncio.Barrier(spec["jobs"])).wait()
         for number in range(spec["count"]):
             if pause:
                 await asyncio.sleep(pause)
