@@ -17,10 +17,12 @@ pytestmark = pytest.mark.static
 PLACELESS = (
     "agent",
     "pkg.agent_api",
+    "pkg.daemon_command",
     "pkg.interactions",
     "pkg.launch",
     "pkg.launch_ssh",
     "pkg.mcp_stdio_shim",
+    "pkg.remote_session",
     "pkg.runtime_support",
     "pkg.settings",
     "pkg.supervised_process",
