@@ -40,6 +40,7 @@ from pkg.remote_session import RemoteDriver
 from pkg.supervised_process import JOB_MARKER
 from testkit import daemon_rig, hostile_trees
 from testkit.acp_harness import poll
+from testkit.cutting_proxy import CuttingProxy
 from testkit.daemon_rig import DAEMON_ID, DaemonHome, following, opened, remote, running, told_pids, turn
 from testkit.relay_rig import OTHER_TOKEN, TOKEN, WAIT, port_of
 
@@ -178,6 +179,30 @@ class TestSessions:
                 with pytest.raises(CodingError) as busy:
                     await remote(hub).open(SessionSpec(command=(), cwd="", resume_session_id=name))
                 assert busy.value.code == "coding.session_busy"
+
+    @pytest.mark.asyncio
+    async def test_a_cut_in_the_middle_of_a_turn_changes_nothing(self, pair: tuple[AgentRuntimeDaemonHub, DaemonHome]) -> None:
+        """What the agent says while nobody is connected arrives afterwards, whole; the wire never carried token or key."""
+        hub, home = pair
+        gate = home.directory / "gate"
+        async with CuttingProxy(port_of(hub)) as proxy:
+            home.policy.write_text(home.policy.read_text().replace(home.url, proxy.url))
+            async with running(home), opened(hub) as session:
+                await session.prompt(Prompt(f"say before\nuntil {gate}\nmany 500\nsay after"))
+                await following(session, lambda event: isinstance(event, TextDelta))
+                proxy.cut()
+                gate.touch()
+                await poll(lambda: b": lost (" in home.log.read_bytes())
+                proxy.restore()
+                events = await following(session, lambda event: isinstance(event, TurnEnded))
+                assert text_of(events) == "".join(f"{number} " for number in range(500)) + "after"
+                assert events[-1] == TurnEnded("end_turn")
+            wire = proxy.recorded()
+            assert len(proxy.pipes) >= 2 and b"many 500" in wire
+            for secret in (TOKEN, home.key.read_text().strip()):
+                raw = secret.encode()
+                for form in (raw, base64.b64encode(raw), raw.hex().encode(), urllib.parse.quote(secret, safe="").encode()):
+                    assert form not in wire
 
 
 class TestTools:
@@ -443,7 +468,8 @@ class TestRefusals:
             await hub.wait_for_daemon(DAEMON_ID, WAIT)
             for code, payload in wanted.items():
                 job = await hub.open_job(DAEMON_ID, payload)
-                await job.ended.wait()
+                async with asyncio.timeout(WAIT):
+                    await job.ended.wait()
                 assert isinstance(job.error, dict) and job.error["code"] == code
         assert not proof.exists()
 
