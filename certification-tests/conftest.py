@@ -192,3 +192,12 @@ def _no_child_left() -> Iterator[None]:
             shown = "; ".join(f"{pid}: {command}" for pid, command in left.items())
             pytest.fail(f"processes left behind: {shown}")
         time.sleep(0.02)
+
+
+@pytest.fixture(autouse=True)
+def _registry_of_its_own() -> Iterator[None]:
+    """Forget the installations a test made: hubs register theirs for the life of the process, tests share one process."""
+    yield
+    registry = sys.modules.get("pkg.installations")
+    if registry is not None:
+        registry._installations.clear()
