@@ -124,6 +124,17 @@ def address_problem(url: str, *, insecure_plaintext: bool) -> str:
     return ""
 
 
+def authentic(url: str, *, context: ssl.SSLContext | None, pin: str) -> bool:
+    """Whether nobody but the hub can answer at this address: its certificate is checked, or it is on this machine.
+
+    Close frames carry no seal, so on plain ``ws://`` to another machine anybody on the way can send one.
+    """
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme == "wss":
+        return bool(pin) or context is None or context.check_hostname
+    return _loopback(parts.hostname or "")
+
+
 def _loopback(host: str) -> bool:
     if host == "localhost":
         return True
