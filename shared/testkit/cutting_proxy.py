@@ -21,21 +21,30 @@ class Pipe:
     down: bytearray = field(default_factory=bytearray)
     """Everything the server sent."""
     swallowing: bool = False
+    live: bool = True
+    """Whether neither side has ended it and it was not cut."""
 
     def abort(self) -> None:
         """Reset both sides."""
+        self.live = False
         for writer in (self.client, self.server):
             _reset(writer)
 
 
 class CuttingProxy:
-    """Listens on a free loopback port and forwards to ``target``; ``async with`` opens and closes it."""
+    """Listens on a free loopback port and forwards to ``target``; ``async with`` opens and closes it.
 
-    def __init__(self, target: tuple[str, int]) -> None:
+    With ``record`` off it forgets what passed and every connection that has ended, so that it can run for long.
+    """
+
+    def __init__(self, target: tuple[str, int], *, record: bool = True) -> None:
         self.target = target
+        self._record = record
         self.pipes: list[Pipe] = []
         """Every connection there was."""
         self.connected = asyncio.Event()
+        self.refused = 0
+        """Connections that were reset because the way was cut."""
         self._down = False
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -61,11 +70,13 @@ class CuttingProxy:
 
     # ---- misbehaviour
 
-    def cut(self) -> None:
-        """Reset every connection and every new one until :meth:`restore`."""
+    def cut(self) -> int:
+        """Reset every connection and every new one until :meth:`restore`; how many were live."""
         self._down = True
+        count = sum(pipe.live for pipe in self.pipes)
         for pipe in self.pipes:
             pipe.abort()
+        return count
 
     def restore(self) -> None:
         """Let new connections pass."""
@@ -96,6 +107,7 @@ class CuttingProxy:
         self._tasks.add(task)
         try:
             if self._down:
+                self.refused += 1
                 _reset(writer)
                 return
             try:
@@ -112,13 +124,16 @@ class CuttingProxy:
                 return_exceptions=True,
             )
             pipe.abort()
+            if not self._record:
+                self.pipes.remove(pipe)
         finally:
             self._tasks.discard(task)
 
     async def _forward(self, pipe: Pipe, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, record: bytearray) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65536):
-                record += data
+                if self._record:
+                    record += data
                 if not pipe.swallowing:
                     writer.write(data)
                     await writer.drain()
