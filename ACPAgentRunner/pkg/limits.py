@@ -50,6 +50,9 @@ SOFT_END_MARGIN: Final = 15.0
 WAIT_NOTICE: Final = 1.0
 """Seconds a run waits for another one of its session before the person is told; a cancelled turn ends sooner."""
 
+DAEMON_WAIT_NOTICE: Final = 2.0
+"""Seconds a run waits for its daemon before the person is told; a short interruption is over by then."""
+
 STEERING_INTERVAL: Final = 1.0
 """Seconds between two pulls of messages that arrived during a run; each run starts at another fraction of it."""
 
@@ -212,6 +215,9 @@ KEEP_WARM_SECONDS_MAX: Final = 86_400.0
 
 SSH_CONNECT_SECONDS: Final = 15.0
 """Default of ``ssh-connect-timeout``."""
+
+DAEMON_ACTOR_CHARS: Final = 128
+"""Characters of the name of whoever a job is for: ``lb_`` and a digest is 67, a plain id of a chat platform is shorter."""
 
 DAEMON_CONNECT_SECONDS: Final = 20.0
 """Default of ``daemon-connect-timeout``: longer than a daemon's slowest reconnect while the hub restarts."""

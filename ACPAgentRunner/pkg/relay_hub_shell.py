@@ -22,7 +22,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, I
 from pathlib import Path
 from typing import Any, Final, TypedDict
 
-from pkg import installations, limits
+from pkg import installations, limits, runtime_support
 from pkg.agent_api import Json
 from pkg.relay_auth import TOKEN_COMMAND, token_problem
 from pkg.relay_errors import AgentRuntimeDaemonError, relay_error
@@ -30,6 +30,7 @@ from pkg.relay_events import RelayTimes
 from pkg.relay_job import Job, Tools
 from pkg.relay_listener import Listener, open_listener
 from pkg.relay_markers import DiskMarkers
+from pkg.runtime_support import WorkerShape
 from pkg.tools_listener import to_the_end
 
 log = logging.getLogger(__name__)
@@ -68,13 +69,15 @@ def agent_runtime_daemon_config_from_plugin_config(
     env_prefix: str = "LANGBOT_AGENT_RUNTIME_DAEMON",
     default_host: str = DEFAULT_HOST,
     default_port: int = DEFAULT_PORT,
+    environ: Mapping[str, str] | None = None,
 ) -> DaemonHubConfig:
     """A hub's settings out of a plugin's form, and of the environment (``<env_prefix>_ENABLED`` …)."""
     form = config or {}
+    environ = os.environ if environ is None else environ
 
     def setting(name: str) -> Any:
         value = form.get(f"daemon-{name}")
-        return os.environ.get(f"{env_prefix}_{name.upper()}", "") if value is None or value == "" else value
+        return environ.get(f"{env_prefix}_{name.upper()}", "") if value is None or value == "" else value
 
     enabled = setting("enabled")
     port = setting("port")
@@ -195,7 +198,8 @@ class AgentRuntimeDaemonHub:
         Raises :class:`AgentRuntimeDaemonError`: ``daemon_token_required``, ``daemon_token_conflict``, ``daemon_hub_conflict``,
         ``daemon_bind_failed``, ``revoked``.
         """
-        problem = token_problem(token) if self._shared else "" if token else "missing"
+        strict = self._shared or runtime_support.worker_shape() is WorkerShape.JAIL
+        problem = token_problem(token) if strict else "" if token else "missing"
         if problem:
             raise self._error("daemon_token_required", problem=problem, command=TOKEN_COMMAND)
         await to_the_end(self._start(host, port, token))
@@ -313,9 +317,9 @@ class AgentRuntimeDaemonHub:
 
     @contextlib.asynccontextmanager
     async def in_use(self, host: str, port: int, token: str) -> AsyncIterator[None]:
-        """Started, and kept so while the block runs; see :meth:`start`."""
+        """Started with these settings, and kept so while the block runs; see :meth:`reconfigure`."""
         with self._needed():
-            await self.start(host, port, token)
+            await self.reconfigure(host, port, token)
             yield
         self.release()
 

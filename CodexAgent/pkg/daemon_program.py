@@ -1,6 +1,7 @@
 """The daemon's jobs: each is one live session of a named agent, opened here as the policy file allows and driven by its hub.
 
-The hub's payload is ``{"agent", "driver", "tools", "spec"}``. Once the session is open the job emits ``SessionOpened`` with
+The hub's payload is ``{"agent", "driver", "tools", "actor", "worktree", "spec"}``; an empty agent is the only one there is,
+``actor`` says who the job is for and ``worktree`` names a git worktree of the workspace. Once the session is open the job emits ``SessionOpened`` with
 ``session_id``, ``directory`` and ``capabilities``, then the session's own events as :func:`pkg.agent_api.to_json` gives
 them. The verbs ``prompt``, ``steer``, ``answer`` (``{"request_id", "answer"}``), ``interrupt``, ``renew_mcp``
 (``{"servers"}``) and ``close`` are those of :class:`pkg.agent_api.AgentSession` and answer ``true`` or ``false``.
@@ -38,13 +39,14 @@ from pkg.agent_api import (
     to_json,
 )
 from pkg.daemon_jobs import DurableJobTable, JobLauncher
-from pkg.daemon_policy import Admitted, AgentEntry, Policy
+from pkg.daemon_policy import Admitted, AgentEntry, Policy, workspace
 from pkg.errors import CodingError, ProcessCleanupUnconfirmed, Refused, SessionUnavailable, TurnInProgress
 from pkg.launch import LocalLauncher
 from pkg.relay_client import AgentRuntimeDaemonClient
 from pkg.relay_errors import AgentRuntimeDaemonError
 from pkg.relay_events import Verb
 from pkg.relay_mcp_proxy import LocalMCPProxy
+from pkg.worktrees import worktree
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +113,7 @@ class Daemon(AgentRuntimeDaemonClient):
         self._stopping = asyncio.Event()
         self._unproven = unproven
         self._proving: set[str] = set()
+        self._worktrees = asyncio.Lock()
 
     # -------------------------------------------------------------- what the relay calls
 
@@ -202,9 +205,13 @@ class Daemon(AgentRuntimeDaemonClient):
             live = self._live[job_id] = _Live(proxy)
             held.callback(self._live.pop, job_id, None)
             spec = dataclasses.replace(spec, mcp_servers=live.servers(spec.mcp_servers))
+            launcher = JobLauncher(LocalLauncher(recorded_path=self._policy.path), self._table, job_id)
+            if admitted.worktree:
+                async with self._worktrees:
+                    made = await worktree(launcher, spec.cwd, admitted.worktree)
+                spec = dataclasses.replace(spec, cwd=str(workspace(admitted.agent.workspaces, made)))
             if spec.resume_session_id:
                 await held.enter_async_context(_guard(spec, spec.resume_session_id))
-            launcher = JobLauncher(LocalLauncher(recorded_path=self._policy.path), self._table, job_id)
             session = await self._drivers[admitted.agent.driver].open(spec, launcher)
             held.push_async_callback(_closed, session)
             if session.session_id != spec.resume_session_id:

@@ -83,21 +83,16 @@ class HasRunApi(Protocol):
 class SessionTools:
     """A stable MCP address for one live agent session; answers only for the run that is attached."""
 
-    def __init__(self, binding: InstallationBinding | None, surface: _Surface, endpoint: Endpoint) -> None:
+    def __init__(self, binding: InstallationBinding | None, surface: _Surface, endpoint: Endpoint | None) -> None:
         """Made by :func:`open_session_tools` only."""
         self._binding = binding
         self._surface = surface
         self._endpoint = endpoint
-        self._server = McpServer(
-            name=LANGBOT_AGENT_MCP_SERVER_NAME,
-            transport="http",
-            url=endpoint.url,
-            headers=types.MappingProxyType({"Authorization": f"Bearer {endpoint.bearer}"}),
-        )
+        self._server = None if endpoint is None else _server_at(endpoint)
 
     @property
-    def server(self) -> McpServer:
-        """What the agent is given."""
+    def server(self) -> McpServer | None:
+        """What the agent is given; ``None`` where its calls come another way (:meth:`answer`)."""
         return self._server
 
     @property
@@ -135,23 +130,31 @@ class SessionTools:
 
     async def close(self) -> None:
         """Drop the bearer and cancel what an attached run has in flight; idempotent, finished even under cancellation."""
-        self._endpoint.revoke()
+        if self._endpoint is not None:
+            self._endpoint.revoke()
         self._surface.closed = True
         run, self._surface.run = self._surface.run, None
         try:
             if run is not None:
                 await run.end()
         finally:
-            await self._endpoint.close()
+            if self._endpoint is not None:
+                await self._endpoint.close()
 
 
-async def open_session_tools(binding: InstallationBinding | None) -> SessionTools:
+def _server_at(endpoint: Endpoint) -> McpServer:
+    headers = types.MappingProxyType({"Authorization": f"Bearer {endpoint.bearer}"})
+    return McpServer(name=LANGBOT_AGENT_MCP_SERVER_NAME, transport="http", url=endpoint.url, headers=headers)
+
+
+async def open_session_tools(binding: InstallationBinding | None, *, listening: bool = True) -> SessionTools:
     """A stable address for a new agent session of ``binding``'s installation (``None`` where there is none).
 
-    Only runs of that installation can be attached. Its owner must close it.
+    Only runs of that installation can be attached. Without ``listening`` there is no address, and only
+    :meth:`SessionTools.answer` leads to them. Its owner must close it.
     """
     surface = _Surface()
-    return SessionTools(binding, surface, await open_endpoint(surface.answer))
+    return SessionTools(binding, surface, await open_endpoint(surface.answer) if listening else None)
 
 
 @contextlib.asynccontextmanager
