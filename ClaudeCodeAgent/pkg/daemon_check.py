@@ -75,8 +75,8 @@ def _trouble(exc: BaseException) -> str:
         return "its certificate is another one than certificate_sha256 says"
     if isinstance(exc, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted here ({exc.verify_message}); see certificate_sha256"
-    if isinstance(exc, ssl.SSLError):
-        return "no TLS there; is it a ws:// address?"
+    if isinstance(exc, ssl.SSLError | ConnectionResetError):
+        return "what listens there hangs up; are ws:// and wss:// mixed up?"
     if isinstance(exc, socket.gaierror):
         return "the name is not known"
     if isinstance(exc, ConnectionRefusedError):
