@@ -26,7 +26,7 @@ from pkg import identity, limits
 from pkg.agent_api import AgentDriver, SessionSpec
 from pkg.held_session import Held, discarded, fingerprint, interrupted, start, stored
 from pkg.installations import Installation, Lease
-from pkg.langbot_tools import SessionTools, open_session_tools
+from pkg.langbot_tools import AddressedTools, SessionTools, open_session_tools
 from pkg.places import Place, place_of
 from pkg.product import Product, SpecInputs
 from pkg.session_store import SessionStore
@@ -273,7 +273,8 @@ class RunSession:
 
     async def _new_tools(self, asked: Asked, place: Place) -> SessionTools:
         """A way of their own to LangBot's tools, answering for this run; closed with the session it is given to."""
-        tools = self._loose = await open_session_tools(asked.authority.binding, listening=place.daemon is None)
+        binding = asked.authority.binding
+        tools = self._loose = SessionTools(binding) if place.daemon is not None else await open_session_tools(binding)
         await self._attach_tools(tools, asked.settings)
         return tools
 
@@ -288,8 +289,8 @@ class RunSession:
             return
         if live.session.capabilities.live_mcp and plan.place.launcher.local:
             fresh = await self._new_tools(asked, plan.place)
-            servers = plan.spec.mcp_servers if fresh.server is None else (*plan.spec.mcp_servers, fresh.server)
-            if await self._run.during(live.session.renew_mcp(servers)):
+            own = (fresh.server,) if isinstance(fresh, AddressedTools) else ()
+            if await self._run.during(live.session.renew_mcp((*plan.spec.mcp_servers, *own))):
                 live.companion, self._loose = fresh, None
                 await kept.close()
                 return
