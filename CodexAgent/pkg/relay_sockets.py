@@ -150,8 +150,11 @@ def network_trouble(exc: BaseException) -> bool:
 
 
 def cut(connection: ServerConnection | ClientConnection) -> None:
-    """End a connection at once, whatever waits to be sent."""
-    connection.transport.abort()
+    """End a connection at once, whatever waits to be sent; nothing to do when it has ended."""
+    inner = connection.transport.get_extra_info("socket")
+    # A transport that closed itself once its buffer was empty can't be aborted any more: it has forgotten its loop.
+    if inner is not None and inner.fileno() >= 0:
+        connection.transport.abort()
 
 
 async def send(connection: ServerConnection | ClientConnection, frame: bytes, patience: float) -> None:
@@ -159,7 +162,7 @@ async def send(connection: ServerConnection | ClientConnection, frame: bytes, pa
 
     Raises ``websockets.exceptions.ConnectionClosed`` when the connection is gone.
     """
-    timer = asyncio.get_running_loop().call_later(patience, connection.transport.abort)
+    timer = asyncio.get_running_loop().call_later(patience, cut, connection)
     try:
         await connection.send(frame, text=True)
     finally:
@@ -168,7 +171,7 @@ async def send(connection: ServerConnection | ClientConnection, frame: bytes, pa
 
 async def close(connection: ServerConnection | ClientConnection, code: int, reason: str, patience: float) -> None:
     """Close a connection and cut it when the other side does not answer within ``patience`` seconds."""
-    timer = asyncio.get_running_loop().call_later(patience, connection.transport.abort)
+    timer = asyncio.get_running_loop().call_later(patience, cut, connection)
     try:
         await connection.close(code, reason)
     finally:

@@ -95,6 +95,10 @@ class CuttingProxy:
         """Send a text frame to the server as if the client had."""
         self.pipes[-1].server.write(ws_frame(frame, mask=os.urandom(4)))
 
+    def inject_close(self, code: int, reason: str) -> None:
+        """Send a close frame to the client as if the server had."""
+        self.pipes[-1].client.write(ws_frame(code.to_bytes(2, "big") + reason.encode(), opcode=8))
+
     def recorded(self) -> bytes:
         """Every byte of both directions, the client's messages unmasked and raw."""
         return b"".join(bytes(pipe.up + pipe.down) + unmasked(bytes(pipe.up)) for pipe in self.pipes)
@@ -164,8 +168,26 @@ def ws_frame(data: bytes, mask: bytes = b"", opcode: int = 1) -> bytes:
     return head + mask + (_masked(data, mask) if mask else data)
 
 
+def messages_of(stream: bytes) -> list[bytes]:
+    """The payloads of one direction's frames behind its HTTP head, unmasked where they are masked."""
+    _, _, rest = stream.partition(b"\r\n\r\n")
+    out: list[bytes] = []
+    while len(rest) >= 2:
+        masked, size, at = rest[1] >> 7, rest[1] & 0x7F, 2
+        if size == 126:
+            size, at = int.from_bytes(rest[2:4], "big"), 4
+        elif size == 127:
+            size, at = int.from_bytes(rest[2:10], "big"), 10
+        mask, at = (rest[at : at + 4], at + 4) if masked else (b"\0" * 4, at)
+        if len(mask) < 4 or len(rest) < at + size:
+            break
+        out.append(_masked(rest[at : at + size], mask))
+        rest = rest[at + size :]
+    return out
+
+
 def unmasked(stream: bytes) -> bytes:
-    """The payloads of a client's frames behind its HTTP request."""
+    """The payloads of a client's frames behind its HTTP request, the last one as far as it came."""
     _, _, rest = stream.partition(b"\r\n\r\n")
     out: list[bytes] = []
     while len(rest) >= 2:
