@@ -81,7 +81,7 @@ class TestJobs:
         [
             (CodingError("coding.agent_exited", detail=CANARY, params={"code": CANARY}), "failed", "coding.agent_exited"),
             (Refused("coding.no_actor"), "failed", "coding.no_actor"),
-            (asyncio.CancelledError(), "cancelled", ""),
+            (asyncio.CancelledError(), "closed", ""),
             (ProcessCleanupUnconfirmed(CANARY, (1,)), "unproven", ""),
             (ZeroDivisionError(CANARY), "failed", ""),
         ],
@@ -176,7 +176,7 @@ class TestFile:
         for writer in writers:
             assert writer.wait(60) == 0
         files = list(tmp_path.glob("audit.jsonl*"))
-        assert len(files) > 10
+        assert len(files) > 4
         told = [line["job"] for file in files for line in lines(file)]
         assert sorted(told) == sorted(f"{name}{number}" for name in "abcd" for number in range(100))
 

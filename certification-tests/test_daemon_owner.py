@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
 import os
 import pty
 import re
@@ -19,13 +20,19 @@ import pytest
 import pytest_asyncio
 
 from pkg import daemon_setup
+from pkg.agent_api import McpServer, SessionSpec
 from pkg.daemon_policy import AgentEntry, HubEntry, Policy, load
 from pkg.daemon_relay import AgentRuntimeDaemonHub
+from pkg.errors import CodingError
+from pkg.remote_session import RemoteDriver
 from testkit import daemon_rig
+from testkit.acp_harness import poll
 from testkit.daemon_rig import DAEMON_ID, DaemonHome
 from testkit.relay_rig import TOKEN, WAIT
 from tooling import packages
 
+ACTOR = "lb_" + "5e" * 32
+CANARY = "canary-Kq2wE8rT5yU1iO9p"
 COMMANDS = {"known": ("known-agent", "--acp"), "absent": ("no-such-agent",)}
 
 
@@ -391,3 +398,76 @@ async def test_a_package_that_drives_nothing_yet_says_so(
     (line,) = output.decode().splitlines()
     assert "cannot drive" in line and "ACP runner" in line
     assert not (home / ".config").exists()
+
+
+class TestRecord:
+    """``audit.jsonl``: what the owner finds afterwards."""
+
+    @pytest.mark.asyncio
+    async def test_jobs_and_refusals_leave_their_lines(self, pair: tuple[AgentRuntimeDaemonHub, DaemonHome]) -> None:
+        """A turn, a refused server of a running job, a refused job: who, what, where, how it ended, and not a word more."""
+        hub, workstation = pair
+        driver = RemoteDriver(hub, DAEMON_ID, "scripted", "acp", actor=ACTOR, connect_timeout=WAIT)
+        async with daemon_rig.running(workstation):
+            session = await driver.open(SessionSpec(command=(), cwd=""))
+            await daemon_rig.turn(session, f"say {CANARY}")
+            with pytest.raises(CodingError):
+                await session.renew_mcp((McpServer("x", "stdio", command=("sh",), env={"KEY": CANARY}),))
+            await session.close()
+            with pytest.raises(CodingError):
+                await driver.open(SessionSpec(command=(), cwd="/etc", env={"KEY": CANARY}))
+            await poll(lambda: len(lines(workstation)) == 4)
+        started, renewed, ended, refused = lines(workstation)
+        common = {"hub": hub.endpoint, "actor": ACTOR, "policy": "ask"}
+        assert all(line.items() >= common.items() for line in (started, ended, refused))
+        assert started["job"] == renewed["job"] == ended["job"] != refused["job"]
+        assert [(line["outcome"], line["code"]) for line in (started, renewed, ended, refused)] == [
+            ("started", ""),
+            ("refused", "coding.policy_mcp_command"),
+            ("closed", ""),
+            ("refused", "coding.policy_environment"),
+        ]
+        assert started["agent"] == ended["agent"] == "scripted"
+        assert started["workspace"] == str(workstation.workspace.resolve()) and refused["workspace"] == "/etc"
+        file = workstation.state / "audit.jsonl"
+        assert file.stat().st_mode & 0o777 == 0o600
+        secrets = (CANARY, TOKEN, workstation.key.read_text().strip())
+        assert not any(secret in file.read_text() for secret in secrets)
+
+    @pytest.mark.asyncio
+    async def test_a_crash_is_not_a_gap(self, pair: tuple[AgentRuntimeDaemonHub, DaemonHome]) -> None:
+        """A killed daemon's job has its start, and its end once the next daemon has proven it; a good end comes once."""
+        hub, workstation = pair
+        async with daemon_rig.running(workstation) as process:
+            async with daemon_rig.opened(hub) as session:
+                await daemon_rig.turn(session, "say fine")
+            session = await daemon_rig.remote(hub).open(SessionSpec(command=(), cwd=""))
+            await poll(lambda: len(lines(workstation)) == 3)
+            await process.kill()
+        async with daemon_rig.running(workstation):
+            await session.close()
+            await hub.wait_for_daemon(DAEMON_ID, WAIT)
+        first, ended, second, recovered = lines(workstation)
+        assert [line["outcome"] for line in (first, ended, second, recovered)] == [
+            "started",
+            "closed",
+            "started",
+            "recovered",
+        ]
+        assert first["job"] == ended["job"] and second["job"] == recovered["job"]
+
+    @pytest.mark.asyncio
+    async def test_a_stop_of_the_daemon_closes_its_jobs(self, pair: tuple[AgentRuntimeDaemonHub, DaemonHome]) -> None:
+        """SIGTERM ends what runs, and the record says so."""
+        hub, workstation = pair
+        async with daemon_rig.running(workstation) as process:
+            session = await daemon_rig.remote(hub).open(SessionSpec(command=(), cwd=""))
+            assert await process.terminate() == 0
+        assert [line["outcome"] for line in lines(workstation)] == ["started", "closed"]
+        await session.close()
+
+
+def lines(workstation: DaemonHome) -> list[dict[str, str]]:
+    """The record's lines."""
+    file = workstation.state / "audit.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []

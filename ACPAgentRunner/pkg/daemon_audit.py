@@ -6,9 +6,10 @@ one when it ends:
 
 - ``started``: the policy allowed it, and its agent is about to be started;
 - ``refused``: the policy did not allow it; nothing was started. Also for what a running job asks for later;
-- ``completed``, ``cancelled``, ``failed``: it has ended, and nothing of it is left;
+- ``closed``: its hub ended it, was away for too long, or the daemon was stopped; nothing of it is left;
+- ``completed``, ``failed``: it has ended by itself, and nothing of it is left;
 - ``unproven``: it has ended, and processes may be left;
-- ``recovered``: an earlier daemon did not see its end, and nothing of it is left any more.
+- ``recovered``: its end was not seen or not proven (a crash), and now it is proven that nothing of it is left.
 
 Guarantees: no prompt, answer, environment or secret is ever in it; names that a hub chose are bounded, and a line stays one
 line whatever they hold; the file is 0600 and begun anew at ``DAEMON_AUDIT_BYTES``, with ``DAEMON_AUDIT_FILES`` older ones kept;
@@ -60,7 +61,7 @@ class Audit:
             record.write("failed", exc.code)
             raise
         except asyncio.CancelledError:
-            record.write("cancelled")
+            record.write("closed")
             raise
         except ProcessCleanupUnconfirmed:
             record.write("unproven")

@@ -25,6 +25,7 @@ from typing import Final, TextIO
 
 from pkg import relay_sockets
 from pkg.agent_api import AgentDriver, UnavailableDriver
+from pkg.daemon_audit import Audit
 from pkg.daemon_check import findings
 from pkg.daemon_jobs import DurableJobTable, TableBusy
 from pkg.daemon_policy import (
@@ -291,6 +292,7 @@ async def _run(policy: Policy, keys: dict[str, bytes], drivers: Drivers) -> int:
 async def _connected(policy: Policy, keys: dict[str, bytes], drivers: Drivers) -> int:
     """Serve every hub until cancelled, or until none is left."""
     slots = Slots(policy.max_jobs)
+    audit = Audit(policy.state_dir)
     with contextlib.ExitStack() as tables:
         daemons = []
         for hub in policy.hubs:
@@ -298,6 +300,8 @@ async def _connected(policy: Policy, keys: dict[str, bytes], drivers: Drivers) -
             table = DurableJobTable(directory)
             tables.callback(table.close)
             left = await table.recover()
+            for job_id in left.ended:
+                audit.write(hub.url, job_id, "recovered")
             for job_id in left.unproven:
                 log.error("what job %s left is not proven to have ended; its hub gives this machine no job until it is", job_id)
             daemons.append(
@@ -306,6 +310,7 @@ async def _connected(policy: Policy, keys: dict[str, bytes], drivers: Drivers) -
                     drivers=drivers,
                     table=table,
                     slots=slots,
+                    audit=audit,
                     url=hub.url,
                     key=keys[hub.url],
                     quiesced=left.quiesced,

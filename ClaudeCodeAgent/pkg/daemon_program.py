@@ -1,10 +1,11 @@
 """The daemon's jobs: each is one live session of a named agent, opened here as the policy file allows and driven by its hub.
 
 The hub's payload is ``{"agent", "driver", "tools", "actor", "worktree", "spec"}``; an empty agent is the only one there is,
-``actor`` says who the job is for and ``worktree`` names a git worktree of the workspace. Once the session is open the job emits ``SessionOpened`` with
-``session_id``, ``directory`` and ``capabilities``, then the session's own events as :func:`pkg.agent_api.to_json` gives
-them. The verbs ``prompt``, ``steer``, ``answer`` (``{"request_id", "answer"}``), ``interrupt``, ``renew_mcp``
-(``{"servers"}``) and ``close`` are those of :class:`pkg.agent_api.AgentSession` and answer ``true`` or ``false``.
+``actor`` says who the job is for and ``worktree`` names a git worktree of the workspace. Once the session is open the job
+emits ``SessionOpened`` with ``session_id``, ``directory`` and ``capabilities``, then the session's own events as
+:func:`pkg.agent_api.to_json` gives them. The verbs ``prompt``, ``steer``, ``answer`` (``{"request_id", "answer"}``),
+``interrupt``, ``renew_mcp`` (``{"servers"}``) and ``close`` are those of :class:`pkg.agent_api.AgentSession` and answer
+``true`` or ``false``.
 
 Guarantees: what the policy refuses ends with its code before anything was started; a session's guard is held on this machine
 for as long as the session lives; a job returns only when its session has proven that nothing of it is left, and
@@ -38,6 +39,7 @@ from pkg.agent_api import (
     prompt_from_json,
     to_json,
 )
+from pkg.daemon_audit import Audit
 from pkg.daemon_jobs import DurableJobTable, JobLauncher
 from pkg.daemon_policy import Admitted, AgentEntry, Policy, workspace
 from pkg.errors import CodingError, ProcessCleanupUnconfirmed, Refused, SessionUnavailable, TurnInProgress
@@ -99,6 +101,7 @@ class Daemon(AgentRuntimeDaemonClient):
         drivers: Mapping[str, AgentDriver],
         table: DurableJobTable,
         slots: Slots,
+        audit: Audit,
         unproven: Iterable[str] = (),
         **relay: Any,
     ) -> None:
@@ -109,6 +112,7 @@ class Daemon(AgentRuntimeDaemonClient):
         self._drivers = drivers
         self._table = table
         self._slots = slots
+        self._audit = audit
         self._live: dict[str, _Live] = {}
         self._stopping = asyncio.Event()
         self._unproven = unproven
@@ -120,10 +124,12 @@ class Daemon(AgentRuntimeDaemonClient):
     async def run_job(self, job_id: str, payload: Json) -> None:
         """Open the session the payload describes, pass on its events, and end it."""
         try:
-            admitted = self._policy.admit(payload)
-            with self._slots.taken(admitted.agent):
-                log.info("job %s: agent %s", job_id, admitted.agent.name)
-                await self._session(job_id, admitted)
+            with self._audit.job(self.url, job_id, payload) as record:
+                admitted = self._policy.admit(payload)
+                with self._slots.taken(admitted.agent):
+                    log.info("job %s: agent %s", job_id, admitted.agent.name)
+                    record.started(admitted.agent.name, admitted.spec.cwd)
+                    await self._session(job_id, admitted)
         except CodingError as exc:
             log.warning("job %s failed: %s", job_id, exc.code)
             if exc.detail:
@@ -151,6 +157,9 @@ class Daemon(AgentRuntimeDaemonClient):
                     return await self._said(live, session, verb, value)
         except (CodecError, KeyError, TypeError, AttributeError):
             raise CodingError("coding.daemon_payload_invalid") from None
+        except Refused as exc:
+            self._audit.write(self.url, job_id, "refused", exc.code)
+            raise
         except (TurnInProgress, ProcessCleanupUnconfirmed) as exc:
             # Not a success of this command; whether anything is left is told by the end of the job itself.
             log.error("job %s: %s: %s", job_id, verb, exc)
@@ -176,12 +185,15 @@ class Daemon(AgentRuntimeDaemonClient):
         if job_id in self._proving:
             return
         self._proving.add(job_id)
+        left = self._table.left(job_id)
         while not await self._table.prove(job_id):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limits.DAEMON_ORPHAN_RETRY):
                     await self._stopping.wait()
             if self._stopping.is_set():
                 return
+        if left:
+            self._audit.write(self.url, job_id, "recovered")
         self.orphan_ended(job_id)
 
     def on_state(self, state: str, detail: str = "") -> None:
