@@ -216,8 +216,19 @@ def _no_child_left() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _registry_of_its_own() -> Iterator[None]:
-    """Forget the installations a test made: hubs register theirs for the life of the process, tests share one process."""
+    """Fail a test that leaves runs, sessions or work of an installation behind, and forget the installations it made.
+
+    Hubs register theirs for the life of the process, and tests share one process.
+    """
     yield
     registry = sys.modules.get("pkg.installations")
-    if registry is not None:
-        registry._installations.clear()
+    if registry is None:
+        return
+    left = [
+        f"{len(each.runs)} runs, {len(each.warm)} sessions, {sum(not task.done() for task in each._work)} tasks of {each.key}"
+        for each in registry._installations.values()
+        if each.runs or len(each.warm) or any(not task.done() for task in each._work)
+    ]
+    registry._installations.clear()
+    if left:
+        pytest.fail("left behind: " + "; ".join(left))
