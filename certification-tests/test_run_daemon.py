@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import socket
 import subprocess
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
@@ -23,18 +22,10 @@ from pkg.settings import parse
 from testkit import hostile_trees
 from testkit.daemon_rig import DAEMON_ID, DaemonHome, DaemonProcess, descendants, running, start
 from testkit.host_actions import message
-from testkit.relay_rig import OTHER_TOKEN, TOKEN, WAIT
+from testkit.relay_rig import OTHER_TOKEN, TOKEN, WAIT, free_port
 from testkit.run_harness import Harness, Outcome, harness
 
 pytestmark = pytest.mark.asyncio
-
-
-def free_port() -> int:
-    """A port nobody listens on now."""
-    with socket.socket() as tried:
-        tried.bind(("127.0.0.1", 0))
-        port: int = tried.getsockname()[1]
-        return port
 
 
 def listening() -> set[int]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import logging
 import os
@@ -287,9 +288,7 @@ class AgentRuntimeDaemonHub:
 
     def _revoke(self) -> None:
         """The installation is gone: nothing of it is left when this returns, but for tasks that its revocation awaits."""
-        for key, hub in list(_hubs.items()):
-            if hub is self:
-                del _hubs[key]
+        _forget(self)
         listener = self._leave()
         if listener is not None:
             listener.drop(self._installation)
@@ -458,7 +457,14 @@ def get_agent_runtime_daemon_hub(
         hub = _hubs[key, installation] = AgentRuntimeDaemonHub(
             error_code_prefix=error_code_prefix, state_dir=state_dir, installation=installation, shared=shared
         )
+        # Also one that is not started leaves with its installation.
+        installations.installation(installation).hold(functools.partial(_forget, hub))
     return hub
+
+
+def _forget(hub: AgentRuntimeDaemonHub) -> None:
+    for key in [key for key, known in _hubs.items() if known is hub]:
+        del _hubs[key]
 
 
 def revoke(installation: Hashable) -> None:
