@@ -10,6 +10,7 @@ import os
 import pty
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tomllib
@@ -328,17 +329,19 @@ class TestCheck:
     async def test_a_hub_that_is_not_there_is_said_with_the_reason(
         self, pair: tuple[AgentRuntimeDaemonHub, DaemonHome]
     ) -> None:
-        """Refused, unknown name, no WebSocket, no TLS: each in its own words, with exit code 1, and the rest is still said."""
+        """Each in its own words, with exit code 1, and the rest is still said."""
         hub, workstation = pair
 
-        async def page(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        async def page(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            status = b"502 Bad Gateway" if b"/proxy" in await reader.readline() else b"404 Not Found"
+            writer.write(b"HTTP/1.1 %s\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" % status)
             writer.close()
 
         server = await asyncio.start_server(page, "127.0.0.1", 0)
         web = server.sockets[0].getsockname()[1]
         said = {
             f"ws://127.0.0.1:{web}": "answers 404",
+            f"ws://127.0.0.1:{web}/proxy": "reaches no hub",
             hub.endpoint.replace("ws://", "wss://"): "mixed up",
             f"wss://127.0.0.1:{web}": "mixed up",
             "wss://no-such-machine.invalid": "the name is not known",
@@ -357,6 +360,23 @@ class TestCheck:
         workstation.policy.write_text(original.replace(workstation.url, f"ws://127.0.0.1:{web}"))
         code, output = await daemon_rig.run(("check", "--policy", str(workstation.policy)), workstation.environment())
         assert code == 1 and "nobody listens there" in output
+
+    @pytest.mark.asyncio
+    async def test_a_hub_that_is_not_there_yet_fills_no_log(self, tmp_path: Path) -> None:
+        """Trying again and again is told once; the daemon goes on, and is there when the hub opens."""
+        with socket.socket() as reserved:
+            reserved.bind(("127.0.0.1", 0))
+            port = reserved.getsockname()[1]
+        workstation = DaemonHome(tmp_path / "home", f"ws://127.0.0.1:{port}")
+        async with daemon_rig.running(workstation):
+            await poll(lambda: workstation.log.read_bytes().count(b": lost (") >= 3)
+            assert len(re.findall(rb"(WARNING|INFO) \S+: lost \(", workstation.log.read_bytes())) == 1
+            hub = AgentRuntimeDaemonHub(error_code_prefix="coding", state_dir=tmp_path / "hub")
+            await hub.start("127.0.0.1", port, TOKEN)
+            try:
+                await hub.wait_for_daemon(DAEMON_ID, WAIT)
+            finally:
+                await hub.stop()
 
     @pytest.mark.asyncio
     async def test_everything_that_cannot_be_used_is_said_at_once(self, pair: tuple[AgentRuntimeDaemonHub, DaemonHome]) -> None:

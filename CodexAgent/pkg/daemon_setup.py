@@ -135,7 +135,7 @@ workspaces = {_toml(workspaces or (WORKSPACE,))}
 # worktrees = true
 
 # How many jobs run at once, over all agents and hubs.
-# max_jobs = 8
+# max_jobs = 128
 
 # Where the daemon keeps its table of jobs and audit.jsonl, the record of what ran here for whom.
 # state_dir = {_toml(STATE_DIRECTORY)}
