@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import stat
 import urllib.error
 import urllib.parse
@@ -247,12 +248,21 @@ class TestRestarts:
 
     @pytest.mark.asyncio
     async def test_a_killed_daemon_is_told_its_leftovers_end_and_the_next_message_works(self, desk: Site) -> None:
-        """Our rule: the next daemon ends and proves what the killed one left; the person reads what became of the turn."""
+        """Our rule: the next daemon ends and proves what the killed one left; the person reads what became of the turn.
+
+        The supervisors are killed together with it, so that nobody else ends the stubborn child.
+        """
         stream = desk.stream("child\nhang")
         before = await until_shown(stream, "agent=")
         processes = told_processes(before)
         assert desk.daemon is not None
-        await desk.daemon.kill()
+        keepers = [pid for pid in desk.on_the_machine() if pid not in processes]
+        assert len(keepers) >= 2
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in keepers:
+                os.kill(pid, number)
+        await desk.daemon.process.wait()
+        assert hostile_trees.living(processes), "the child outlives its agent"
         await desk.start_daemon()
         async with asyncio.timeout(BOUND):
             done = Outcome(before + [result async for result in stream])
@@ -524,6 +534,31 @@ class TestPool:
             assert (await b.run("say on", run_id="r2", form=OVER)).shown == ["on"]
             assert a.prompts() == ["say here", "child\nhang"]
             assert listening(worker.pid("B")) == {("127.0.0.1", port)}
+
+    @pytest.mark.asyncio
+    async def test_a_killed_shared_worker_leaves_no_agent_on_any_machine(self, tmp_path: Path) -> None:
+        """Our rule: without a disk the fence is what each daemon's own table says; each installation gets its session back."""
+        port = free_port()
+        forms = {uid: plugin_form(port, TOKENS[uid]) for uid in "AB"}
+        async with contextlib.AsyncExitStack() as stack:
+            worker = await stack.enter_async_context(sdk_worker(built(), tmp_path / "runtime", "pool", installations=forms))
+            both = [Site(worker, tmp_path / uid, port, TOKENS[uid], uid=uid) for uid in "AB"]
+            for each in both:
+                stack.push_async_callback(each.stop_daemon)
+            await asyncio.gather(*(each.join() for each in both))
+            streams = [each.stream("child\nhang", run_id="same") for each in both]
+            trees = [told_processes(await until_shown(stream, "agent=")) for stream in streams]
+            killed = worker.kill()
+            for stream in streams:
+                await stream.aclose()
+            for each in both:
+                await worker.ready(each.uid, other_than=killed)
+            backs = await asyncio.gather(*(each.run(f"say back in {each.uid}", run_id="r2") for each in both))
+            assert [back.shown[-1] for back in backs] == ["back in A", "back in B"]
+            assert [hostile_trees.living(tree) for tree in trees] == [[], []]
+            for each in both:
+                assert each.prompts() == ["say here", "child\nhang", f"say back in {each.uid}"]
+                assert each.methods().count("session/new") == 1
 
     @pytest.mark.asyncio
     async def test_a_weak_or_shared_token_is_refused_in_words(self, tmp_path: Path) -> None:
