@@ -32,6 +32,7 @@ from demo_agent.sentences import (
     WriteFile,
     understand,
 )
+from demo_chat import chat
 from demo_chat.person import describe
 from demo_chat.screen import Screen
 from testkit import hostile_trees, model_fixture, real_agents, sdk_worker
@@ -381,6 +382,39 @@ def test_a_line_that_the_terminal_did_not_show_is_shown_with_its_question() -> N
     assert out.getvalue() == "you> list the files\nThere are none.\n"
 
 
+# ------------------------------------------------------------------ the command line
+
+
+def test_an_agent_runs_beside_the_plugin_unless_told_otherwise() -> None:
+    """The place is local and nothing is cut; both can be chosen."""
+    assert [getattr(chat.options(()), name) for name in ("place", "blip")] == ["local", None]
+    chosen = chat.options(("--place", "daemon", "--blip", "0.5"))
+    assert (chosen.place, chosen.blip) == ("daemon", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--blip", "5"), "--blip cuts the path to a daemon: it needs --place daemon"),
+        (("--place", "local", "--blip", "5"), "it needs --place daemon"),
+        (("--place", "moon"), "invalid choice: 'moon'"),
+        (("--place", "daemon", "--blip", "long"), "invalid float value"),
+        *(
+            (("--place", "daemon", "--blip", seconds), "needs a number of seconds")
+            for seconds in ("0", "-1", "nan", "inf", "101")
+        ),
+    ],
+)
+def test_only_the_path_to_a_daemon_can_be_cut_and_not_for_ever(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A usage error, before anything is started."""
+    with pytest.raises(SystemExit) as left:
+        chat.options(arguments)
+    assert left.value.code == 2
+    assert said in capsys.readouterr().err
+
+
 # ------------------------------------------------------------------ the whole demo
 
 
@@ -560,10 +594,7 @@ def test_a_wrong_command_line_is_told_at_once(tmp_path: Path) -> None:
         ("--agent", " "),
         ("--workspace", str(tmp_path / "none")),
         ("--policy", "maybe"),
-        ("--place", "moon"),
         ("--blip", "5"),
-        ("--place", "local", "--blip", "5"),
-        *(("--place", "daemon", "--blip", wrong) for wrong in ("0", "-1", "nan", "inf", "500", "long")),
     )
     for arguments in wrong:
         done = demo(*arguments)
