@@ -207,6 +207,17 @@ class TestPolicyFile:
         same = ("job_environment", "job_options", "approvals", "mcp_servers", "worktrees", "state_dir", "path")
         assert [getattr(policy, name) for name in same] == [getattr(defaults, name) for name in same]
 
+    def test_the_guide_explains_every_key(self, package_root: Path) -> None:
+        """DAEMON.md names each key of the file, each command and each outcome of the record, and no key that is not read."""
+        guide = (package_root / "DAEMON.md").read_text(encoding="utf-8")
+        rows = {
+            name for row in re.findall(r"^\| (`[^|]+) \|", guide, re.MULTILINE) for name in re.findall(r"`([a-z_0-9]+)`", row)
+        }
+        known = {field.name for kind in (Policy, HubEntry, AgentEntry) for field in dataclasses.fields(kind)}
+        outcomes = {"started", "refused", "closed", "completed", "failed", "unproven", "recovered"}
+        assert rows == (known - {"file", "name", "hubs", "agents"}) | {"environment"} | outcomes
+        assert all(f"daemon.py {command}" in guide for command in ("init", "keygen", "check", "run"))
+
     @pytest.mark.parametrize(
         "arguments",
         [
