@@ -57,7 +57,7 @@ def home(tmp_path: Path) -> Path:
 
 def environment(home: Path, **more: str) -> dict[str, str]:
     """The account's."""
-    return {"PATH": os.environ.get("PATH", ""), "HOME": str(home), "LANG": "C.UTF-8", **more}
+    return {"PATH": os.environ.get("PATH", ""), "HOME": str(home), "LANG": "C.UTF-8"} | more
 
 
 def policy_of(home: Path) -> Path:
@@ -178,6 +178,23 @@ class TestPolicyFile:
         text = policy_of(home).read_text()
         assert list(tomllib.loads(text)["agents"]) == ["opencode"]
         assert '# [agents.codex]\n# command = ["codex-acp"]' in text
+
+    @pytest.mark.asyncio
+    async def test_what_only_this_shell_finds_a_service_finds_too(self, home: Path) -> None:
+        """An agent that a version manager's PATH leads to is found again under the short PATH that services have."""
+        odd = home / "managed" / "bin"
+        odd.mkdir(parents=True)
+        (home / ".local" / "bin" / "opencode").rename(odd / "opencode")
+        code, _ = await daemon(home, "init", "--workspace", "~/src", PATH=f"relative:{odd}:/usr/bin:/bin")
+        assert code == 0
+        file = policy_of(home)
+        assert all(entry.startswith("/") for entry in tomllib.loads(file.read_text())["path"].split(":"))
+        code, output = await daemon(home, "check", PATH="/usr/bin:/bin")
+        assert f"agent opencode (acp): ok ({odd / 'opencode'})" in output
+        file.unlink()
+        (odd / "opencode").rename(home / ".local" / "bin" / "opencode")
+        await daemon(home, "init", PATH=f"{odd}:/usr/bin:/bin")
+        assert '# path = ""' in file.read_text()
 
     def test_every_key_stands_in_it_with_an_explanation(self, home: Path) -> None:
         """Commented keys are keys that are read: with all of them switched on the file is still a policy."""
