@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import signal
+import ssl
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -371,11 +372,18 @@ class TestRejections:
     async def test_where_only_the_hub_can_say_it_a_rejection_is_final(self, tmp_path: Path) -> None:
         """Our rule: behind a checked certificate, pinned or of a trusted authority, a wrong token stops the daemon."""
         async with running_hub(state_dir=tmp_path) as hub, TlsFront(port_of(hub), tmp_path) as front:
-            for named in ({"certificate_sha256": front.pin}, {"ssl_context": front.trusting()}):
+            unverified = ssl.create_default_context()
+            unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+            pinned: dict[str, Any] = {"certificate_sha256": front.pin}
+            for named in (pinned, {"ssl_context": front.trusting()}, pinned | {"ssl_context": unverified}):
                 error = await refusal(ScriptedDaemon(url=front.url, token=OTHER_TOKEN, **named).run_forever())
                 assert error.code == "coding.daemon_rejected"
                 assert "daemon_token_rejected" in str(error)
                 assert UNSEALED not in str(error)
+            daemon, _ = impatient(url=front.url, token=OTHER_TOKEN, ssl_context=unverified)
+            async with running_daemon(daemon) as task:
+                await until(lambda: len(told(daemon, "refused")) >= 2)
+                assert not task.done(), "TLS with anybody is no better than none"
 
 
 class TestCertificates:
@@ -483,11 +491,11 @@ class TestClocks:
 class TestTwoMachines:
     """Two daemons with one id, as real processes."""
 
-    async def test_a_daemon_that_answers_no_more_makes_room_for_another(
-        self, hub: AgentRuntimeDaemonHub, tmp_path: Path
-    ) -> None:
-        """Our rule: a live one is never replaced; after a probe it fails, the second is in, and the first waits later."""
+    async def test_a_daemon_that_answers_no_more_makes_room_for_another(self, tmp_path: Path) -> None:
+        """Our rule: long before its silence counts, a failed probe lets the second in; the first waits when it wakes."""
+        times = dataclasses.replace(TIMES, dead=WAIT * 10)
         async with (
+            running_hub(state_dir=tmp_path / "state", times=times) as hub,
             started("daemon", url=hub.endpoint, table=str(tmp_path / "first")) as first,
             started_later("daemon", url=hub.endpoint, table=str(tmp_path / "second")) as start_second,
         ):
