@@ -221,6 +221,24 @@ class TestForeignBytes:
             assert await numbers(job) == list(range(400))
             assert [info["daemon_id"] for info in await hub.list_daemons()] == ["laptop"]
 
+    @pytest.mark.parametrize("said", ["run.event", "hello again", "5 KiB"])
+    async def test_a_parked_connection_is_heard_on_pings_only(self, said: str) -> None:
+        """Our rule: before its installation has shown its secret a daemon hears ``parked`` and ``pong``, and says no more."""
+        async with running_hub(shared=True, installation="host", token=OTHER_TOKEN) as hub, SocketDaemon(hub.endpoint) as one:
+            assert await one.prove() == {"type": "daemon.parked"}
+            for number in range(3):
+                await one.push(json.dumps({"type": "daemon.ping", "n": number}).encode())
+                assert json.loads(await one.pull()) == {"type": "daemon.pong", "n": number}
+            message: dict[str, Any] = {"type": "daemon.ping", "n": 4, "pad": "x" * 5000}
+            if said == "run.event":
+                message = {"type": "run.event", "job_id": "x", "seq": 1, "records": [{"n": 1}]}
+            elif said == "hello again":
+                message = {"type": "daemon.hello", "protocol": "coding-relay-v1", "daemon_id": "x", "token": OTHER_TOKEN}
+            await one.push(json.dumps(message).encode())
+            code, reason = await one.closed()
+            assert (code, reason.partition(":")[0]) == (1002, "protocol_error")
+            assert await hub.list_daemons() == []
+
     @pytest.mark.parametrize("kind", ["large", "binary", "no UTF-8", "nested", "half", "sealed", "silent"])
     async def test_what_is_no_hub_gets_nothing_and_stops_nobody(self, kind: str, tmp_path: Path) -> None:
         """Our rule: a daemon leaves whoever does not prove to be its hub, says so, and is there when the real one is back."""
