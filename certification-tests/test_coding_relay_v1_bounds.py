@@ -188,6 +188,22 @@ class TestCrowds:
                 assert all(pusher.cancelled() for pusher in pushers), "the crowd never stopped"
                 assert (max(parked_at_once), max(most_of_one)) == (256, 4)
 
+    async def test_a_parked_daemon_is_admitted_on_the_connection_it_waits_on(self) -> None:
+        """Our rule: its installation's first run lets it in at once, not its next attempt."""
+        port = free_port()
+        async with (
+            running_hub(shared=True, installation="host", token=OTHER_TOKEN, port=port) as host,
+            CuttingProxy(port_of(host)) as proxy,
+        ):
+            daemon = ScriptedDaemon(url=proxy.url)
+            async with running_daemon(daemon):
+                await until(lambda: ("parked", "") in daemon.states)
+                async with running_hub(shared=True, installation="guest", port=port) as guest:
+                    await guest.wait_for_daemon("laptop", WAIT)
+                    assert await numbers(await guest.open_job("laptop", {"count": 3})) == [0, 1, 2]
+                    assert len(proxy.pipes) == 1
+                    assert await host.list_daemons() == []
+
     async def test_an_installation_has_128_daemons_and_the_next_waits_its_turn(self, hub: AgentRuntimeDaemonHub) -> None:
         """Our rule: the 129th is told so and comes back; it is in as soon as one has left."""
         async with contextlib.AsyncExitStack() as stack:
