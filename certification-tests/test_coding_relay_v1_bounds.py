@@ -107,7 +107,7 @@ class TestMemory:
         size, count, disk = 100_000, 400, 3 * MB
         async with running_hub(state_dir=tmp_path / "state") as hub, CuttingProxy(port_of(hub)) as proxy:
             hub.lease_seconds = WAIT * 2
-            options = {"url": proxy.url, "table": str(tmp_path / "table"), "journal": str(tmp_path / "journal")}
+            options: dict[str, Any] = {"url": proxy.url, "table": str(tmp_path / "table"), "journal": str(tmp_path / "journal")}
             async with started("daemon", **options, file_limit=disk) as daemon:
                 await hub.wait_for_daemon("laptop", WAIT)
                 job = await hub.open_job("laptop", {"count": count, "pad": size, "pause": 0.001})
