@@ -42,7 +42,8 @@ from testkit.relay_rig import (
     running_hub,
     until,
 )
-from testkit.relay_socket import SocketDaemon, TlsFront, hub_by_hand
+from testkit.relay_socket import SocketDaemon, hub_by_hand
+from testkit.tls_front import TlsFront
 
 pytestmark = pytest.mark.asyncio
 
