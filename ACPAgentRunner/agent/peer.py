@@ -15,12 +15,12 @@ from typing import Any
 
 from acp.connection import Connection
 
-from agent.transport import AcpTransport, Inbound, Message
 from pkg import limits
 from pkg.agent_api import Json
 from pkg.errors import AgentDied, CodingError
 from pkg.launch import AgentProcess
 from pkg.redaction import Redactor
+from pkg.rpc_transport import Inbound, Message, RpcTransport
 
 
 def last_lines(text: str, redact: Redactor) -> str:
@@ -58,7 +58,7 @@ class Peer:
         self._redact = redact
         self._handle = handle
         self._on_death = on_death
-        self.transport = AcpTransport(
+        self.transport = RpcTransport(
             process, on_notification=on_notification, on_oversized=on_oversized, on_sent=on_sent, pause=pause
         )
         self._death: asyncio.Future[AgentDied] = asyncio.get_running_loop().create_future()
