@@ -1,13 +1,13 @@
-"""The Claude Code driver: what this package adds to the shared core."""
+"""The driver for Claude Code; ``DRIVERS`` is all that anybody else needs of it."""
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 from agent.driver import ClaudeCodeDriver
 from pkg.agent_api import AgentDriver
 
-DRIVERS: Final[Mapping[str, AgentDriver]] = MappingProxyType({"claude-code": ClaudeCodeDriver()})
-"""Every driver of this package by the name it has in jobs."""
+DRIVERS: Final[Mapping[str, AgentDriver]] = types.MappingProxyType({"claude-code": ClaudeCodeDriver()})
+"""The drivers of this package by name."""
