@@ -16,8 +16,8 @@ class AnswerText:
 
     def __init__(self) -> None:
         self._message_id = ""
-        self._blocks: list[str] = []
-        """The text of each block of the current message, as far as it is known."""
+        self._blocks: list[list[str]] = []
+        """The pieces of each block of the current message, as far as they are known."""
         self._unfinished = False
         """Whether the current message streams and has not ended."""
         self._block_done = False
@@ -40,7 +40,7 @@ class AnswerText:
 
     def block_started(self) -> None:
         """A block of the streaming message began, of whatever kind."""
-        self._blocks.append("")
+        self._blocks.append([])
         self._block_done = False
         self._half = ""
 
@@ -59,7 +59,7 @@ class AnswerText:
 
     def broken_off(self, from_block: int) -> None:
         """What the current message has said from this block on will be said again by the message that comes next."""
-        self._broken = self._broken or "".join(self._blocks[from_block:])
+        self._broken = self._broken or "".join(piece for block in self._blocks[from_block:] for piece in block)
         self._repeating = self._half = ""
         self._blocks = self._blocks[:from_block]
         self._unfinished = False
@@ -71,7 +71,7 @@ class AnswerText:
             self._begin(message_id)
         if self._block_done or not self._blocks:
             self.block_started()
-        said = self._blocks[-1]
+        said = "".join(self._blocks[-1])
         self._block_done = True
         return self._emit(text[len(said) :]) if text.startswith(said) else []
 
@@ -95,8 +95,8 @@ class AnswerText:
         if not text:
             return []
         if not self._blocks:
-            self._blocks.append("")
-        self._blocks[-1] += text
+            self._blocks.append([])
+        self._blocks[-1].append(text)
         if not self._broken:
             return [TextDelta(text, self._shown_as)]
         self._repeating += text

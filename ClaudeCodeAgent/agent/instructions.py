@@ -42,7 +42,7 @@ def _read_here(cwd: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in NAMES:
         try:
-            text = clean(files.read_text(name)).strip()
+            text = clean(files.read_text(f"{cwd}/{name}")).strip()
         except FileRefused:
             continue
         if text:

@@ -66,6 +66,8 @@ class Turns:
         self._turn: _Turn | None = None
         self._answering = False
         """Whether the program is between a start of work and its result."""
+        self._starting = False
+        """Whether work on waiting messages begins: more of them may follow before it has begun."""
         self._tells_lifecycles = False
         self._tells_states = False
 
@@ -103,7 +105,7 @@ class Turns:
             case "system" if message.get("subtype") == "session_state_changed":
                 return self._state(str(message.get("state")))
             case "system" if message.get("subtype") == "init":
-                self._answering = True
+                self._answering, self._starting = True, False
         return Outcome()
 
     def _lifecycle(self, message_id: str, state: str) -> Outcome:
@@ -115,15 +117,16 @@ class Turns:
         steered = message_id in turn.steered and turn.states[message_id] != "started"
         turn.states[message_id] = state
         if state == "started":
+            self._starting = self._starting or not self._answering
             if steered:
-                settled = (Settled(message_id, "absorbed" if self._answering else "own_turn"),)
+                settled = (Settled(message_id, "own_turn" if self._starting else "absorbed"),)
             turn.begun = self._answering = True
         elif state == "cancelled" and steered:
             settled = (Settled(message_id, "cancelled"),)
         return Outcome(settled, over=self._over(turn))
 
     def _result(self, message: dict[str, Any]) -> Outcome:
-        self._answering = False
+        self._answering = self._starting = False
         turn = self._turn
         if turn is None or not (turn.begun or not self._tells_lifecycles):
             return Outcome()

@@ -133,7 +133,9 @@ def received(log: Path) -> list[dict[str, Any]]:
 def requests(log: Path, subtype: str) -> list[dict[str, Any]]:
     """The control requests of one kind that the program received."""
     lines = received(log)
-    return [line["request"] for line in lines if line.get("type") == "control_request" and line["request"]["subtype"] == subtype]
+    return [
+        line["request"] for line in lines if line.get("type") == "control_request" and line["request"]["subtype"] == subtype
+    ]
 
 
 async def poll(condition: Callable[[], bool]) -> None:

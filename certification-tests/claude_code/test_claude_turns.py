@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
 import pytest
 from claude_harness import (
     codes,
-    command,
     ended,
     of,
     opened,
@@ -25,9 +26,13 @@ from claude_harness import (
 )
 
 from agent.driver import ClaudeCodeDriver
+from agent.session import ClaudeSession
 from agent.turns import State
 from pkg import limits
 from pkg.agent_api import (
+    Answer,
+    ApprovalRequested,
+    Attachment,
     Notice,
     PlanUpdated,
     Prompt,
@@ -137,10 +142,10 @@ async def test_a_message_nested_beyond_reason_is_skipped(tmp_path: Path) -> None
 async def test_a_flood_is_held_back_and_whole(tmp_path: Path) -> None:
     """Our rule: an answer of many pieces is complete however slowly it is read."""
     async with opened(tmp_path) as session:
-        await prompted(session, "flood 300000")
+        await prompted(session, "flood 40000")
         await poll(lambda: session._events.full)
         events = await until(session, TurnEnded)
-        assert len(text(events)) == 3_000_000
+        assert len(text(events)) == 4_000_000
 
 
 # ------------------------------------------------------------------ what goes to the program
@@ -359,15 +364,16 @@ async def test_work_after_the_answer_is_delivered_with_the_next(tmp_path: Path) 
     async with opened(tmp_path) as session:
         await turn(session, f"later {go} say the build is done", "say started")
         go.touch()
-        await poll(lambda: "the build is done" in "".join(map(repr, session._events._events[-1:] and [_last(session)])))
+        await poll(lambda: "the build is done" in unread(session))
         events = await turn(session, "say hello")
         (late,) = [event for event in of(events, Notice) if event.code == "coding.late_text"]
         assert late.text == "the build is done"
         assert text(events) == "hello"
 
 
-def _last(session: object) -> str:
-    return "".join(entry.whole().text for entry in session._events._events if isinstance(entry.event, TextDelta))  # type: ignore[attr-defined]
+def unread(session: ClaudeSession) -> str:
+    """The answer text that nobody has read."""
+    return text([entry.whole() for entry in session._events._events])
 
 
 async def test_a_prompt_during_such_work_gets_its_own_end(tmp_path: Path) -> None:
@@ -376,7 +382,7 @@ async def test_a_prompt_during_such_work_gets_its_own_end(tmp_path: Path) -> Non
     async with opened(tmp_path) as session:
         await turn(session, f"later {go} holding {more} by itself", "say started")
         go.touch()
-        await poll(lambda: "by itself" in _last(session))
+        await poll(lambda: "by itself" in unread(session))
         await prompted(session, "say asked")
         more.touch()
         events = await until(session, TurnEnded)
@@ -452,7 +458,11 @@ async def test_stopping_nothing_does_nothing(tmp_path: Path) -> None:
         ("error billing_error 400 Credit balance is too low", "coding.claude_billing", False),
         ("error model_not_found 404 no such model", "coding.claude_model_unknown", False),
         ("error invalid_request 400 what is this", "coding.agent_error", False),
-        ('result {"is_error": true, "terminal_reason": "prompt_too_long", "result": "long"}', "coding.claude_context_full", False),
+        (
+            'result {"is_error": true, "terminal_reason": "prompt_too_long", "result": "long"}',
+            "coding.claude_context_full",
+            False,
+        ),
         ('result {"is_error": true, "subtype": "error_max_budget_usd", "errors": ["x"]}', "coding.claude_budget", False),
         ('result {"is_error": true, "subtype": "error_during_execution", "errors": ["it broke"]}', "coding.agent_error", False),
     ],
@@ -603,20 +613,11 @@ async def test_a_reset_conversation_has_a_new_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["exit 3", "kill", "close_output"])
-@pytest.mark.parametrize("when", ["idle", "text", "tool", "permission"])
+@pytest.mark.parametrize("when", ["text", "tool"])
 async def test_a_program_that_dies_ends_its_turn(tmp_path: Path, how: str, when: str) -> None:
     """Our rule: one end with an error that says what is known, and the stream is over."""
-    if when == "idle" and how != "exit 3":
-        pytest.skip("dying while idle has one form here: the program leaves after its answer")
-    before = {"idle": "say hi", "text": "say hi", "tool": "open_tool Bash", "permission": "open_tool Bash"}[when]
     async with opened(tmp_path) as session:
-        if when == "idle":
-            await turn(session, f"later {tmp_path / 'go'} {how}", before)
-            (tmp_path / "go").touch()
-            assert of(await rest(session), TurnEnded) == []
-            assert not session.alive
-            return
-        await prompted(session, before, how)
+        await prompted(session, "say hi" if when == "text" else "open_tool Bash", how)
         events = await rest(session)
         error = ended(events).error
         assert error is not None
@@ -624,10 +625,32 @@ async def test_a_program_that_dies_ends_its_turn(tmp_path: Path, how: str, when:
         assert error.code == expected and error.retryable
         if how == "exit 3":
             assert "the program says why" in error.detail and error.params["code"] == "3"
-        assert [event.status for event in of(events, ToolFinished)] == (["cancelled"] if when in ("tool", "permission") else [])
+        assert [event.status for event in of(events, ToolFinished)] == (["cancelled"] if when == "tool" else [])
         assert not session.alive
         with pytest.raises(AgentDied):
             await session.prompt(Prompt("say more"))
+
+
+async def test_a_program_that_dies_between_turns_ends_the_stream(tmp_path: Path) -> None:
+    """Our rule: there is no turn to end, and nobody waits for ever."""
+    go = tmp_path / "go"
+    async with opened(tmp_path) as session:
+        await turn(session, f"later {go} kill", "say hi")
+        go.touch()
+        assert of(await rest(session), TurnEnded) == []
+        assert not session.alive
+
+
+async def test_a_program_that_dies_while_it_asks_ends_its_turn(tmp_path: Path) -> None:
+    """Our rule: a request nobody can answer any more is withdrawn with the turn."""
+    async with opened(tmp_path) as session:
+        await prompted(session, 'ask Bash {"command": "x"}')
+        (asked,) = of(await until(session, ApprovalRequested), ApprovalRequested)
+        assert session.state is State.REQUIRES_ACTION
+        os.kill(session._process.pid, signal.SIGKILL)
+        error = ended(await rest(session)).error
+        assert error is not None and error.params["code"] == "SIGKILL"
+        assert not await session.answer(asked.request_id, Answer("allow_once"))
 
 
 @pytest.mark.parametrize("config", [{}, {"end_session": "ignore"}, {"end_session": "ignore", "ignore_eof": True}])
@@ -636,10 +659,9 @@ async def test_closing_leaves_nothing(tmp_path: Path, config: dict[str, object])
     pid = tmp_path / "pid"
     async with opened(tmp_path, config) as session:
         await turn(session, f"child {pid}", "say hi")
-        tree = {int(pid.read_text()): hostile_trees.start_time(int(pid.read_text()))}
-        own = session._process.pid
-        tree[own] = hostile_trees.start_time(own)
-    assert hostile_trees.gone({each: start for each, start in tree.items() if start is not None}, 5.0)
+        pids = (int(pid.read_text()), session._process.pid)
+        tree = {each: hostile_trees.start_time(each) for each in pids}
+    assert hostile_trees.gone(tree, 5.0)
 
 
 async def test_closing_in_the_middle_of_a_turn_cancels_it(tmp_path: Path) -> None:
@@ -664,17 +686,10 @@ async def test_a_cancelled_closing_goes_on(tmp_path: Path) -> None:
 
 async def test_files_made_for_a_prompt_are_removed(tmp_path: Path) -> None:
     """Our rule: an attachment that became a file is gone with its session."""
-    from pkg.agent_api import Attachment
-
     async with opened(tmp_path) as session:
         data = Attachment("file", "../../evil name.bin", "application/octet-stream", b"\x00\x01")
         await session.prompt(Prompt("say got it", (data,)))
         await until(session, TurnEnded)
-        (placed,) = [path for path in (tmp_path / ".langbot" / "attachments").iterdir()]
+        (placed,) = (tmp_path / ".langbot" / "attachments").iterdir()
         assert placed.name.endswith("evil_name.bin") and placed.read_bytes() == b"\x00\x01"
     assert not placed.exists()
-
-
-def test_commands_are_what_they_seem() -> None:
-    """The scripted program is started as a file of the test kit."""
-    assert command()[3].endswith("scripted_claude.py")

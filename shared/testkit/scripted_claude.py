@@ -151,6 +151,7 @@ class Claude:
                     if self.busy.is_set():
                         self.waiting.append(message)
                     else:
+                        self.interrupted.clear()
                         self.busy.set()
                         self.inbox.put(message)
             case "control_request":
@@ -241,6 +242,7 @@ class Claude:
                 self.answer(several)
                 with self.gate:
                     several, self.waiting = self.waiting, []
+                    self.interrupted.clear()
                     if not several:
                         self.busy.clear()
                         self.state("idle")
@@ -252,6 +254,7 @@ class Claude:
         """An answer nobody asked for: ``PATH TEXT``, when a file exists at the path."""
         path, _, text = line.partition(" ")
         wait_for(path)
+        self.interrupted.clear()
         self.state("running")
         self.begin()
         self.result = {}
@@ -265,7 +268,6 @@ class Claude:
         self.system("init", mcp_servers=servers, model=self.model, permissionMode=self.mode, tools=["Bash"])
 
     def answer(self, messages: list[dict[str, Any]]) -> None:
-        self.interrupted.clear()
         self.result = {}
         for message in messages:
             self.lifecycle(message, "started")
@@ -447,15 +449,16 @@ class Claude:
         self.assistant([{"type": "text", "text": "z" * int(rest)}], self.new_id("msg_"))
 
     def do_flood(self, rest: str) -> None:
-        """``N``: one message of N pieces."""
+        """``N``: one message of N pieces of 100 characters."""
         message_id = self.new_id("msg_")
         self.event({"type": "message_start", "message": {"id": message_id}})
         self.event({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
-        piece = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "0123456789"}}
+        piece = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "0123456789" * 10}}
+        line = json.dumps({"type": "stream_event", "event": piece, "parent_tool_use_id": None}) + "\n"
         for _ in range(int(rest)):
             if self.interrupted.is_set():
                 raise Interrupted
-            self.event(piece)
+            self.raw(line)
         self.event({"type": "message_stop"})
 
     def wait(self, path: str) -> None:
