@@ -28,7 +28,7 @@ from agent.prompts import PromptBlocks, prompt_blocks
 from agent.translate import Translator, servers_failed
 from agent.transport import ControlRefused, Transport
 from agent.turns import Outcome, State, Turns
-from agent.wire import Message
+from agent.wire import Message, shimmed
 from pkg import limits
 from pkg.agent_api import (
     AgentEvent,
@@ -188,13 +188,19 @@ class ClaudeSession:
         """
         try:
             answer = await self._transport.control(
-                "mcp_set_servers", limits.CLAUDE_CONTROL_SECONDS, servers=wire.mcp_servers(servers)
+                "mcp_set_servers", limits.CLAUDE_CONTROL_SECONDS, servers=wire.mcp_servers(self._bridged(servers))
             )
             failed = frozenset(map(str, as_dict(answer.get("errors"))))
         except (ControlRefused, TimeoutError):
             failed = frozenset(server.name for server in servers)
         self._translator.servers_told(failed)
         return failed
+
+    def _bridged(self, servers: tuple[McpServer, ...]) -> tuple[McpServer, ...]:
+        """The servers as the form wants them reached: where it says so, http ones through a process of the program's own."""
+        if self._spec.options.get("stdio_tools") is not True:
+            return servers
+        return tuple(shimmed(each, local=self._launcher.local) if each.transport == "http" else each for each in servers)
 
     # ---- what it is
 

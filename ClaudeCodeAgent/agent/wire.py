@@ -10,9 +10,11 @@ from __future__ import annotations
 import codecs
 import json
 import re
+import sys
+from pathlib import Path
 from typing import Any, Final
 
-from pkg import limits
+from pkg import limits, mcp_stdio_shim
 from pkg.agent_api import Json, McpServer
 from pkg.rpc_transport import Oversized, nested_deeper
 
@@ -112,3 +114,16 @@ def mcp_servers(servers: tuple[McpServer, ...]) -> dict[str, Json]:
         else:
             configs[server.name] = {"type": server.transport, "url": server.url, "headers": dict(server.headers)}
     return configs
+
+
+def shimmed(server: McpServer, *, local: bool) -> McpServer:
+    """An http server as a stdio server that forwards to it; address and headers are in that process's environment alone.
+
+    Elsewhere the forwarding script itself travels on the command line.
+    """
+    script = Path(mcp_stdio_shim.__file__).resolve()
+    command: tuple[str, ...] = (sys.executable, "-I", "-S", str(script))
+    if not local:
+        command = ("python3", "-I", "-S", "-c", script.read_text(encoding="utf-8"))
+    env = mcp_stdio_shim.environment(server.url, dict(server.headers))
+    return McpServer(server.name, "stdio", command=command, env=env)
