@@ -66,15 +66,19 @@ class Recovered:
     """What became of the jobs of an earlier process."""
 
     quiesced: tuple[str, ...]
+    """Those of which nothing is left."""
     unproven: tuple[str, ...]
+    ended: tuple[str, ...] = ()
+    """Those of the quiesced whose end the earlier process did not see."""
 
 
 class DurableJobTable:
     """The table of one hub; a :class:`pkg.relay_events.JobTable`."""
 
     def __init__(self, directory: Path) -> None:
-        """Take the table in ``directory`` (made 0700); raises :class:`TableBusy` and ``OSError``."""
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Take the table in ``directory`` (made 0700, as is its parent); raises :class:`TableBusy` and ``OSError``."""
+        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
         directory.chmod(0o700)
         self._directory = directory
         self._lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -153,13 +157,20 @@ class DurableJobTable:
                 return await self.prove(job_id)
 
         listed = tuple(self._jobs)
+        open_before = {job_id for job_id in listed if self.left(job_id)}
         async with asyncio.TaskGroup() as group:
             proofs = [group.create_task(one(job_id)) for job_id in listed]
         proven = {job_id for job_id, proof in zip(listed, proofs, strict=True) if proof.result()}
         return Recovered(
             tuple(job_id for job_id in listed if job_id in proven),
             tuple(job_id for job_id in listed if job_id not in proven),
+            tuple(job_id for job_id in listed if job_id in proven & open_before),
         )
+
+    def left(self, job_id: str) -> bool:
+        """Whether a job is listed whose end nobody has seen."""
+        entry = self._jobs.get(job_id)
+        return entry is not None and not entry.quiesced
 
     async def prove(self, job_id: str) -> bool:
         """End what an earlier process left of a job; whether it is proven that nothing is."""
