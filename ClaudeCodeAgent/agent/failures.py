@@ -79,10 +79,10 @@ def error_of(result: dict[str, Any], error_class: str, account: Account, redact:
         return AgentError("coding.claude_billing", detail)
     if error_class == "model_not_found":
         return AgentError("coding.claude_model_unknown", detail, {"field": "model"})
+    if reason == "api_error" and status is None and error_class in ("", "unknown", "server_error"):
+        return AgentError("coding.claude_unreachable", detail, retryable=True)
     if status in _BUSY or error_class in ("rate_limit", "server_error", "overloaded"):
         return AgentError("coding.claude_service_busy", detail, retryable=True)
-    if reason == "api_error" and status is None:
-        return AgentError("coding.claude_unreachable", detail, retryable=True)
     return AgentError("coding.agent_error", detail)
 
 
