@@ -15,7 +15,8 @@ def spec(settings: ClaudeCodeSettings, inputs: SpecInputs) -> SessionSpec:
     command.check_arguments(settings.args_json)
     options: dict[str, Json] = {
         "model": settings.model,
-        "permission_mode": settings.permission_mode,
+        # An option that says what holds anyway would have to be allowed by every daemon's policy file.
+        "permission_mode": "" if settings.permission_mode == "default" else settings.permission_mode,
         "allowed_tools": list(settings.allowed_tools),
         "disallowed_tools": list(settings.disallowed_tools),
         "trust_workspace": settings.trust_workspace,
