@@ -13,6 +13,7 @@ from pkg.product import Product, SpecInputs
 def spec(settings: ClaudeCodeSettings, inputs: SpecInputs) -> SessionSpec:
     """The session that the form describes; raises :class:`pkg.errors.SettingsError` for arguments that can't be."""
     command.check_arguments(settings.args_json)
+    elsewhere = inputs.location == "daemon"  # only the policy file there has command lines
     options: dict[str, Json] = {
         "model": settings.model,
         # An option that says what holds anyway would have to be allowed by every daemon's policy file.
@@ -24,10 +25,10 @@ def spec(settings: ClaudeCodeSettings, inputs: SpecInputs) -> SessionSpec:
         "max_budget_usd": settings.max_budget_usd,
         "show_cost": settings.show_cost,
         "stdio_tools": settings.mcp_bridge_transport == "stdio",
-        "skipped_permissions": settings.dangerously_skip_permissions,
+        "skipped_permissions": settings.dangerously_skip_permissions and not elsewhere,
     }
     return SessionSpec(
-        command=(settings.command or command.PROGRAM, *settings.args_json),
+        command=() if elsewhere else (settings.command or command.PROGRAM, *settings.args_json),
         cwd=inputs.workspace,
         env=inputs.env,
         create_if_missing=settings.create_session_if_missing,
