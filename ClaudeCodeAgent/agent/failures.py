@@ -74,7 +74,8 @@ def error_of(result: dict[str, Any], error_class: str, account: Account, redact:
     if error_class == "authentication_failed" or status in (401, 403):
         if account.configured:
             return AgentError("coding.claude_key_refused", detail)
-        return AgentError("coding.agent_login_required", detail, {"command": LOGIN, "machine": account.machine})
+        # What it says itself names a command that is typed in a terminal of its own, which a chat is not.
+        return AgentError("coding.agent_login_required", params={"command": LOGIN, "machine": account.machine})
     if error_class == "billing_error":
         return AgentError("coding.claude_billing", detail)
     if error_class == "model_not_found":
