@@ -543,6 +543,25 @@ async def test_a_setting_the_program_does_not_have(place: Place) -> None:
     assert caught.value.code == "coding.agent_exited" and "--no-such-option" in caught.value.detail
 
 
+async def test_a_refusal_is_a_stop_reason(place: Place) -> None:
+    """Vendor's rule: one silent retry, then an error result; ours: the stop reason."""
+    script = place.fixture.play(*(model.say("no", stop="refusal") for _ in range(4)))
+    async with place.opened() as session:
+        assert ended(await turn(session, script)).stop_reason == "refusal"
+
+
+async def test_a_full_context_is_compacted(place: Place) -> None:
+    """Vendor's rule: the program has the conversation summarised by itself and goes on; ours: told as telemetry, not as text."""
+    full = {"input_tokens": 990_000}
+    first = place.fixture.play(model.say("nearly full", usage=full))
+    async with place.opened() as session:
+        assert text(await turn(session, first)) == "nearly full"
+        events = await turn(session, "and now [[ say after the summary ]]")
+        assert place.fixture.summaries >= 1
+        assert "agent.compacted" in codes(events)
+        assert text(events) == "after the summary" and ended(events).stop_reason == "end_turn"
+
+
 # ------------------------------------------------------------------ tools
 
 
