@@ -17,8 +17,6 @@ from agent.grants import Grants, inner_command
 from agent.session import AcpSession
 from agent.terminals import character_start
 from agent.translate import Translator
-from agent.transport import Inbound
-from agent.workspace_files import FileRefused, WorkspaceFiles
 from pkg import limits
 from pkg.agent_api import (
     AgentEvent,
@@ -36,7 +34,9 @@ from pkg.agent_api import (
 )
 from pkg.errors import ProcessCleanupUnconfirmed
 from pkg.launch import Command, LocalLauncher
+from pkg.rpc_transport import Inbound
 from pkg.supervised_process import SupervisedProcess
+from pkg.workspace_files import FileRefused, WorkspaceFiles
 from testkit import acp_harness as acp
 from testkit import hostile_trees
 

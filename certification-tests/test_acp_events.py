@@ -8,9 +8,9 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.events import EventBuffer
 from pkg import limits
 from pkg.agent_api import AgentEvent, Notice, TextDelta, ThoughtDelta, TurnEnded
+from pkg.event_buffer import EventBuffer
 
 _EVENT: st.SearchStrategy[AgentEvent] = st.one_of(
     st.builds(TextDelta, st.text(max_size=5), st.sampled_from(["", "m1", "m2"])),

@@ -14,9 +14,9 @@ import pytest
 from agent import presets
 from agent.failures import is_error_json, readable
 from agent.prompts import FOLDER, prompt_blocks, safe_name
-from agent.workspace_files import WorkspaceFiles
 from pkg.agent_api import Attachment, Notice, Prompt, TurnEnded
 from pkg.errors import SettingsError
+from pkg.workspace_files import WorkspaceFiles
 from testkit import acp_harness as acp
 
 PICTURE = Attachment("image", "p.png", "image/png", b"\x89PNG")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.transport import LineAssembler, Oversized, answer_to_nested, answer_to_oversized, nested_deeper, parse_line
+from pkg.rpc_transport import LineAssembler, Oversized, answer_to_nested, answer_to_oversized, nested_deeper, parse_line
 
 
 def lines_of(data: bytes, cuts: list[int], limit: int = 1000) -> list[bytes | Oversized]:

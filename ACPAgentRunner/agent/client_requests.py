@@ -20,11 +20,11 @@ from agent.failures import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, NOT_
 from agent.grants import Grants, inner_command
 from agent.terminals import Terminals, shell_command
 from agent.translate import Translator
-from agent.transport import Inbound
-from agent.workspace_files import FileRefused, WorkspaceFiles
 from pkg import limits
 from pkg.agent_api import AgentEvent, Answer, ApprovalRequested, Choice, FileDiff, Notice, QuestionAsked
 from pkg.errors import CodingError
+from pkg.rpc_transport import Inbound
+from pkg.workspace_files import FileRefused, WorkspaceFiles
 
 Result = TypeVar("Result")
 

@@ -27,10 +27,11 @@ from agent.failures import (
     detail_of,
     is_missing_session,
 )
-from agent.peer import Peer, last_lines
+from agent.peer import Peer
 from agent.translate import Translator
 from pkg import limits, mcp_stdio_shim
 from pkg.agent_api import Json, McpServer, Notice, SessionSpec
+from pkg.agent_end import last_lines
 from pkg.errors import AgentProtocolError, SessionUnavailable
 from pkg.launch import AgentProcess, Launcher
 from pkg.redaction import Redactor

@@ -9,34 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from acp.connection import Connection
 
-from agent.transport import AcpTransport, Inbound, Message
-from pkg import limits
 from pkg.agent_api import Json
-from pkg.errors import AgentDied, CodingError
+from pkg.agent_end import AgentEnd
+from pkg.errors import AgentDied
 from pkg.launch import AgentProcess
 from pkg.redaction import Redactor
-
-
-def last_lines(text: str, redact: Redactor) -> str:
-    """The end of an agent's stderr as shown to people."""
-    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-    return redact("\n".join(lines[-limits.ACP_STDERR_LINES :]))[-limits.ACP_ERROR_CHARS :]
-
-
-def exit_text(code: int) -> str:
-    """An exit code as people know it: the number, or the signal's name."""
-    if code >= 0:
-        return str(code)
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return str(code)
+from pkg.rpc_transport import Inbound, Message, RpcTransport
 
 
 class Peer:
@@ -54,14 +37,12 @@ class Peer:
         on_death: Callable[[], None],
         pause: Callable[[], Awaitable[None] | None],
     ) -> None:
-        self._process = process
-        self._redact = redact
         self._handle = handle
         self._on_death = on_death
-        self.transport = AcpTransport(
+        self.transport = RpcTransport(
             process, on_notification=on_notification, on_oversized=on_oversized, on_sent=on_sent, pause=pause
         )
-        self._death: asyncio.Future[AgentDied] = asyncio.get_running_loop().create_future()
+        self._end = AgentEnd(process, self.transport, redact)
         self._connection: Connection | None = None
         self._watcher: asyncio.Task[None] | None = None
         self.alive = True
@@ -98,8 +79,7 @@ class Peer:
 
     async def death(self) -> AgentDied:
         """The account of the agent's death, as soon as it is known."""
-        died = await asyncio.shield(self._death)
-        return type(died)(died.code, detail=died.detail, retryable=died.retryable, params=died.params)
+        return await self._end.account()
 
     async def close(self) -> None:
         """End reading, writing and watching, and fail whatever is pending. Never waits for the agent."""
@@ -107,8 +87,7 @@ class Peer:
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.wait({self._watcher})
-        if not self._death.done():
-            self._death.set_result(AgentDied("coding.session_closed"))
+        self._end.closed()
         if self._connection is not None:
             await self._connection.close()
 
@@ -116,45 +95,10 @@ class Peer:
         return await self._handle(method, params if isinstance(params, Inbound) else Inbound(params, None))
 
     async def _watch(self) -> None:
-        exited = asyncio.create_task(self._exit())
-        ended = asyncio.create_task(self.transport.ended.wait())
-        try:
-            await asyncio.wait({exited, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if ended.done():
-                self.alive = False
-                await asyncio.wait({exited}, timeout=limits.ACP_EXIT_DRAIN)
-            else:
-                await self._drain(ended)
-                self.alive = False
-            self._death.set_result(self._account(exited.result() if exited.done() else None))
-            if not ended.done() and self._connection is not None:
-                await self._connection.close()
-            self._on_death()
-        finally:
-            exited.cancel()
-            ended.cancel()
-            await asyncio.wait({exited, ended})
+        await self._end.watch(self._dying)
+        if not self.transport.ended.is_set() and self._connection is not None:
+            await self._connection.close()
+        self._on_death()
 
-    async def _drain(self, ended: asyncio.Task[bool]) -> None:
-        """Wait until an ended agent's output has ended too, or has been silent while we were reading."""
-        loop = asyncio.get_running_loop()
-        while not ended.done():
-            since = self.transport.reading_since
-            silent = 0.0 if since is None else loop.time() - since
-            if silent >= limits.ACP_EXIT_DRAIN:
-                return
-            await asyncio.wait({ended}, timeout=max(limits.ACP_EXIT_DRAIN - silent, 0.05))
-
-    async def _exit(self) -> int | CodingError:
-        try:
-            return (await self._process.wait()).code
-        except CodingError as exc:
-            return exc
-
-    def _account(self, ended: int | CodingError | None) -> AgentDied:
-        detail = last_lines(self._process.stderr_tail(), self._redact)
-        if ended is None:
-            return AgentDied("coding.agent_output_closed", detail=detail, retryable=True)
-        if isinstance(ended, CodingError):
-            return AgentDied(ended.code, detail=ended.detail or detail, retryable=ended.retryable, params=ended.params)
-        return AgentDied("coding.agent_exited", detail=detail, retryable=True, params={"code": exit_text(ended)})
+    def _dying(self) -> None:
+        self.alive = False

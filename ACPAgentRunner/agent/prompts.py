@@ -15,9 +15,9 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from agent import wire
-from agent.workspace_files import FileRefused, WorkspaceFiles
 from pkg import limits
 from pkg.agent_api import Attachment, Json, Notice, Prompt
+from pkg.workspace_files import FileRefused, WorkspaceFiles
 
 FOLDER: Final = (".langbot", "attachments")
 _IGNORE: Final = (".langbot", ".gitignore")

@@ -26,15 +26,12 @@ from acp.exceptions import RequestError
 
 from agent import wire
 from agent.client_requests import MISSING_IS_EMPTY, ClientRequests
-from agent.events import EventBuffer
 from agent.failures import AUTH_REQUIRED, agent_error, detail_of, readable
 from agent.opening import Opened, Opening, RecentlyOpened
 from agent.peer import Peer
 from agent.prompts import prompt_blocks
 from agent.terminals import Terminals
 from agent.translate import Translator
-from agent.transport import Message
-from agent.workspace_files import WorkspaceFiles
 from pkg import limits
 from pkg.agent_api import (
     AgentError,
@@ -50,8 +47,11 @@ from pkg.agent_api import (
     TurnEnded,
 )
 from pkg.errors import AgentDied, CodingError, ProcessCleanupUnconfirmed, TurnInProgress
+from pkg.event_buffer import EventBuffer
 from pkg.launch import AgentProcess, Launcher
 from pkg.redaction import Redactor
+from pkg.rpc_transport import Message
+from pkg.workspace_files import WorkspaceFiles
 
 
 def _owned(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agent import wire
-from agent.events import weight
 from agent.failures import is_error_json
 from pkg import limits
 from pkg.agent_api import (
@@ -41,6 +40,7 @@ from pkg.agent_api import (
     ToolStatus,
     UsageReported,
 )
+from pkg.event_buffer import weight
 
 _FAILURE_START: Final = re.compile(r'\s*(?:API Error\b|\{\s*"(?:error"\s*:|type"\s*:\s*"error"))')
 _ELLIPSIS: Final = ("…", "...")

@@ -6,7 +6,6 @@ Agents of this protocol differ in almost every optional field (measured with Cla
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import types
@@ -28,6 +27,30 @@ from pkg.agent_api import (
     ToolKind,
     UsageReported,
 )
+from pkg.lenient import (
+    as_dict as as_dict,
+)
+from pkg.lenient import (
+    as_float as as_float,
+)
+from pkg.lenient import (
+    as_int as as_int,
+)
+from pkg.lenient import (
+    as_list as as_list,
+)
+from pkg.lenient import (
+    as_str as as_str,
+)
+from pkg.lenient import (
+    bounded as bounded,
+)
+from pkg.lenient import (
+    compact as compact,
+)
+from pkg.lenient import (
+    unicode_safe as unicode_safe,
+)
 
 CLIENT_NAME: Final = "langbot-coding-runner"
 CLIENT_VERSION: Final = "0.1.0"
@@ -36,8 +59,6 @@ _TOOL_KINDS: Final = frozenset(get_args(ToolKind))
 _CHOICE_KINDS: Final[Mapping[str, ChoiceKind]] = types.MappingProxyType(
     {kind: kind for kind in ("allow_once", "allow_always", "reject_once", "reject_always")}
 )
-_PAIR: Final = re.compile("[\ud800-\udbff][\udc00-\udfff]")
-_LONE: Final = re.compile("[\ud800-\udfff]")
 _RAW_OUTPUT_KEYS: Final = ("formatted_output", "aggregated_output", "output", "stdout", "content", "text", "message", "error")
 _PATH_KEY: Final = re.compile(r"(?:path|file|dir|directory|directories|folder|uri)s?$", re.IGNORECASE)
 """Keys of an input that name files (file_path, filePath, absolute_path, dir_path, notebook_path, paths, ...)."""
@@ -45,65 +66,6 @@ _PATTERN_KEY: Final = re.compile(r"(?:pattern|glob|include)s?$", re.IGNORECASE)
 _LEADS_OUT: Final = re.compile(r"^[/~]|(?:^|/)\.\.(?:/|$)")
 _PATH_CHARS: Final = 4096
 _COMMAND_KEYS: Final = ("command", "cmd")
-_GREATEST: Final = 2**63 - 1
-
-
-# ------------------------------------------------------------------ lenient access
-
-
-def as_dict(value: Json) -> dict[str, Any]:
-    """``value`` where it is an object, else an empty one."""
-    return value if isinstance(value, dict) else {}
-
-
-def as_list(value: Json) -> list[Any]:
-    """``value`` where it is an array, else an empty one."""
-    return value if isinstance(value, list) else []
-
-
-def as_str(value: Json) -> str:
-    """``value`` where it is text (broken surrogates replaced), else the empty string."""
-    return unicode_safe(value) if isinstance(value, str) else ""
-
-
-def as_int(value: Json) -> int | None:
-    """``value`` where it is a whole number of at most 64 bits, else ``None``."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = int(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if abs(number) <= _GREATEST else None
-
-
-def as_float(value: Json) -> float | None:
-    """``value`` where it is a finite number, else ``None``."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _GREATEST:
-        return None
-    return float(value)
-
-
-def unicode_safe(text: str) -> str:
-    """``text`` with surrogate pairs joined and lone surrogates replaced, so that it can be encoded."""
-    if text.isascii() or not _LONE.search(text):
-        return text
-    joined = _PAIR.sub(lambda pair: pair.group().encode("utf-16-le", "surrogatepass").decode("utf-16-le"), text)
-    return _LONE.sub("\ufffd", joined)
-
-
-def bounded(text: str, limit: int) -> tuple[str, bool]:
-    """``text`` cut to ``limit`` characters, and whether it was cut."""
-    return (text, False) if len(text) <= limit else (text[:limit], True)
-
-
-def compact(value: Json, limit: int) -> tuple[str, bool]:
-    """``value`` as JSON text of at most ``limit`` characters, and whether it was cut."""
-    try:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    except (TypeError, ValueError, RecursionError):
-        return "", True
-    return bounded(unicode_safe(text), limit)
 
 
 # ------------------------------------------------------------------ what goes out

@@ -1,4 +1,4 @@
-"""An agent's two pipes as a stream of JSON-RPC messages: the transport under ``acp.connection.Connection``.
+"""An agent's two pipes as a stream of JSON-RPC messages, for every driver whose agent speaks it in lines.
 
 Guarantees:
 
@@ -6,9 +6,9 @@ Guarantees:
   :class:`Oversized`, and answered in the place of whoever waits for it, so the connection and every other call live on;
 - what is no protocol message (npm chatter, scalars, ``null``, control codes, broken UTF-8) is counted and skipped; arrays
   are taken apart; a byte-order mark, ``\\r``, NUL and text before the first brace are tolerated; malformed ids, methods and
-  errors never reach the connection, and neither does what is nested deeper than ``limits.ACP_JSON_DEPTH``: its call fails, its
+  errors never reach the reader, and neither does what is nested deeper than ``limits.ACP_JSON_DEPTH``: its call fails, its
   request is refused;
-- notifications are handed over inside :meth:`AcpTransport.receive`, in wire order, and everything the connection has to
+- notifications are handed over inside :meth:`RpcTransport.receive`, in wire order, and everything its reader has to
   dispatch is dispatched before the next message is looked at; nothing is read while the owner says to pause;
 - one writer owns stdin, so a cancelled sender never leaves half a line behind, and closing never waits for the agent; an
   agent that asks and does not read is not heard while ``limits.ACP_UNREAD_BYTES`` of answers wait for it;
@@ -102,7 +102,7 @@ class LineAssembler:
 
 
 class Inbound(dict[str, Any]):
-    """The parameters of an agent's request, together with the request's id (the connection drops it)."""
+    """The parameters of an agent's request, together with the request's id (``acp``'s connection drops it)."""
 
     __slots__ = ("request_id",)
 
@@ -198,8 +198,8 @@ def _well_formed(item: Json) -> Message | None:
     return message
 
 
-class AcpTransport:
-    """``acp``'s transport protocol over one :class:`pkg.launch.AgentProcess`; see the module's guarantees."""
+class RpcTransport:
+    """JSON-RPC over one :class:`pkg.launch.AgentProcess`; see the module's guarantees. Also ``acp``'s transport protocol."""
 
     def __init__(
         self,
@@ -239,7 +239,7 @@ class AcpTransport:
 
     def start(self) -> None:
         """Start the writer, owned by this object until :meth:`close`."""
-        self._writer = asyncio.create_task(self._write(), name="acp-writer", context=contextvars.Context())
+        self._writer = asyncio.create_task(self._write(), name="rpc-writer", context=contextvars.Context())
 
     async def send(self, message: Message) -> None:
         """Write one message and return when the agent's pipe took it.
