@@ -19,11 +19,12 @@ from pathlib import Path
 
 import pytest
 
-from tooling import ROOT, SetupError, agents, host, venv
+from tooling import ROOT, SetupError, agents, daemon, host, venv
 
 MARKERS = {
     "real_agents": "drives the real ACP agents from the npm registry (about 1 GB, needs Node.js)",
     "real_host": "drives the real LangBot host (1.6 GB, in an environment of its own)",
+    "daemon_venv": "runs the daemon program with nothing but its own packages, in an environment of its own",
     "sdk_worker": "drives the built package in a real worker of the SDK's own runtime",
     "ssh": "drives a loopback OpenSSH server",
     "pid_namespace": "runs as PID 1 of a namespace of its own, as in a jail",
@@ -70,6 +71,12 @@ def host_python() -> Path:
     return venv.interpreter(host.directory())
 
 
+@pytest.fixture(scope="session")
+def daemon_python() -> Path:
+    """The interpreter that has the daemon program's packages and no others (for tests marked ``daemon_venv``)."""
+    return venv.interpreter(daemon.directory())
+
+
 # ------------------------------------------------------------------ what the selected tests need
 
 
@@ -92,13 +99,26 @@ def _real_host(prepare: bool) -> str:
     return ""
 
 
+def _daemon_venv(prepare: bool) -> str:
+    if prepare:
+        daemon.ensure()
+    elif not venv.is_ready(daemon.directory(), daemon.LOCK):
+        return "the daemon program's environment is not prepared; start the suite with: python3 scripts/test.py"
+    return ""
+
+
 def _ssh(prepare: bool) -> str:
     path = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
     absent = [name for name in ("sshd", "ssh", "ssh-keygen") if shutil.which(name, path=path) is None]
     return f"{', '.join(absent)} not found; on Debian: apt-get install openssh-server openssh-client" if absent else ""
 
 
-NEEDS: dict[str, Callable[[bool], str]] = {"real_agents": _real_agents, "real_host": _real_host, "ssh": _ssh}
+NEEDS: dict[str, Callable[[bool], str]] = {
+    "real_agents": _real_agents,
+    "real_host": _real_host,
+    "daemon_venv": _daemon_venv,
+    "ssh": _ssh,
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -196,8 +216,19 @@ def _no_child_left() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _registry_of_its_own() -> Iterator[None]:
-    """Forget the installations a test made: hubs register theirs for the life of the process, tests share one process."""
+    """Fail a test that leaves runs, sessions or work of an installation behind, and forget the installations it made.
+
+    Hubs register theirs for the life of the process, and tests share one process.
+    """
     yield
     registry = sys.modules.get("pkg.installations")
-    if registry is not None:
-        registry._installations.clear()
+    if registry is None:
+        return
+    left = [
+        f"{len(each.runs)} runs, {len(each.warm)} sessions, {sum(not task.done() for task in each._work)} tasks of {each.key}"
+        for each in registry._installations.values()
+        if each.runs or len(each.warm) or any(not task.done() for task in each._work)
+    ]
+    registry._installations.clear()
+    if left:
+        pytest.fail("left behind: " + "; ".join(left))

@@ -31,7 +31,7 @@ from langbot_plugin.entities.io.context import InstallationBinding
 from pkg import langbot_tools, limits, tools_listener
 from pkg.agent_api import McpServer
 from pkg.errors import Refused
-from pkg.langbot_tools import SessionTools, open_session_tools, open_tools
+from pkg.langbot_tools import AddressedTools, open_session_tools, open_tools
 
 pytestmark = pytest.mark.asyncio
 SOON = 20.0
@@ -408,7 +408,7 @@ async def test_a_cancelled_run_leaves_neither_bearer_nor_call() -> None:
     """The host cancels a run by cancelling its task, here twice while calls are in flight."""
     host = Host()
     host.gates["slow"] = asyncio.Event()
-    started: asyncio.Future[SessionTools] = asyncio.get_running_loop().create_future()
+    started: asyncio.Future[AddressedTools] = asyncio.get_running_loop().create_future()
 
     async def body(runner: Act, ctx: RunnerContext) -> None:
         async with open_tools(runner, ctx) as tools:

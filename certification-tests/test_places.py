@@ -19,9 +19,8 @@ HOST_KEY = "host ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{}"
 def opened_with(key: str = "b25l", **fields: Any) -> str:
     """What a session of this form is remembered by."""
     form = {"location": "remote-ssh", "ssh-target": "ann@host", "ssh-known-hosts": HOST_KEY.format("A"), **fields}
-    place = place_of(
-        parse(RunnerSettings, form), parse(PluginSettings, {"ssh-private-key-secret": KEY.format(key)}), Authority(None)
-    )
+    stored = {"ssh-private-key-secret": KEY.format(key)}
+    place = place_of(parse(RunnerSettings, form), parse(PluginSettings, stored), stored, Authority(None), "agent")
     return fingerprint(SessionSpec(("agent",), place.workspace), place, assets=True)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from pkg import relay_protocol as relay
 from pkg.relay_admission import REASONS, reason_text
-from pkg.relay_auth import Transcript
+from pkg.relay_auth import Transcript, challenge_frame
 from testkit.relay_raw import OTHER_TOKEN, TOKEN, Line, RawDaemon
 from testkit.relay_world import TOKENS, Machine, Markers, World
 
@@ -206,6 +206,65 @@ def test_a_hub_of_another_protocol_stops_the_daemon() -> None:
     role.receive(b'{"type":"hub.challenge","protocol":"coding-relay-v9","nonce":"' + b"A" * 32 + b'","epoch":"e"}', 0.0)
     (told,) = role.events()
     assert told == relay.Refused("the hub does not speak coding-relay-v1; upgrade the plugin or this daemon", fatal=True)
+
+
+@pytest.mark.parametrize("stage", ["before the challenge", "after the challenge", "parked"])
+def test_a_rejection_that_anybody_could_send_does_not_stop_a_daemon(stage: str) -> None:
+    """Our rule: close frames carry no seal, so on plain ws:// to another machine 1008 is told, and tried again."""
+    role = World(**ALONE, authentic=False).machines[0].role
+    assert role is not None
+    role.connect(0.0)
+    if stage != "before the challenge":
+        role.receive(challenge_frame(bytes(24), "epoch"), 0.0)
+        while role.next_frame() is not None:
+            pass
+    if stage == "parked":
+        role.receive(b'{"type":"daemon.parked"}', 0.0)
+        assert role.events() == [relay.Parked()]
+    role.disconnected(1.0, 1008, "daemon_token_rejected: \x1b[2Jsays somebody\n")
+    assert role.events() == [relay.Refused("daemon_token_rejected: ?[2Jsays somebody?", fatal=False, claimed=True)]
+
+
+def test_a_challenge_of_another_protocol_stops_no_daemon_that_anybody_could_have_sent_it_to() -> None:
+    """Our rule: what comes before the hub's proof is believed only where nobody else can say it."""
+    role = World(**ALONE, authentic=False).machines[0].role
+    assert role is not None
+    role.connect(0.0)
+    role.receive(b'{"type":"hub.challenge","protocol":"coding-relay-v9","nonce":"' + b"A" * 32 + b'","epoch":"e"}', 0.0)
+    (told,) = role.events()
+    assert isinstance(told, relay.Refused)
+    assert (told.fatal, told.claimed) == (False, True)
+
+
+@pytest.mark.parametrize("authentic", [True, False])
+def test_an_unsealed_rejection_ends_no_job_before_its_lease(authentic: bool) -> None:
+    """Our rule: whoever can only write into the connection can cut it, and no more."""
+    world, machine = joined(authentic=authentic)
+    job_id = started(world, machine)
+    role = machine.role
+    assert role is not None
+    role.disconnected(world.now, 1008, "daemon_token_rejected: says somebody")
+    assert role.jobs() == (() if authentic else (job_id,))
+    role.tick(world.now + world.lease - 1)
+    assert role.jobs() == (() if authentic else (job_id,))
+    role.tick(world.now + world.lease + 1)
+    assert role.jobs() == ()
+
+
+@pytest.mark.parametrize("change", ["token", "conflict", "revoked"])
+def test_a_hub_rejects_for_good_only_before_its_own_proof(change: str) -> None:
+    """The wire contract: a proven connection is never closed with 1008, whatever becomes of its token."""
+    world, machine = joined()
+    assert machine.wire is not None
+    if change == "revoked":
+        world.hub.revoke("east", world.now)
+    else:
+        world.hub.put_secret(*(("east", OTHER_TOKEN) if change == "token" else ("another", TOKENS["east"])), world.now)
+    while world.hub.next_frame(machine.wire.number) is not None:
+        pass
+    closing = world.hub.closing(machine.wire.number)
+    assert closing is not None
+    assert closing[0] == 1013
 
 
 def test_a_plain_token_is_taken_only_where_one_installation_listens() -> None:

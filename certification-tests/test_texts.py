@@ -238,10 +238,10 @@ def test_every_setting_a_text_names_is_in_a_form(language: str) -> None:
 
 @pytest.mark.parametrize("language", texts.LANGUAGES)
 def test_where_no_agent_can_run_both_other_places_are_named_as_they_are(language: str) -> None:
-    """Our rule: no text sends people to a place that refuses them; the pool's and the daemon's refusals agree."""
+    """Our rule: the pool's refusal of a local agent names the two places that it has."""
     with pytest.raises(Refused) as caught:
-        place_of(parse(RunnerSettings, {"location": "daemon"}), parse(PluginSettings, {}), Authority(None, pooled=True))
-    assert caught.value.code == "coding.daemon_not_available"
-    pool, daemon = (catalogue_of(language)[key] for key in ("coding.local_in_pool", caught.value.code))
-    assert pool.index('"remote-ssh"') < pool.index('"daemon"'), "what works comes first"
-    assert daemon.index('"daemon"') < daemon.index('"remote-ssh"')
+        place_of(parse(RunnerSettings, {}), parse(PluginSettings, {}), {}, Authority(None, pooled=True), "agent")
+    assert caught.value.code == "coding.local_in_pool"
+    text = catalogue_of(language)[caught.value.code]
+    assert '"remote-ssh"' in text
+    assert '"daemon"' in text

@@ -26,8 +26,11 @@ def spec(settings: AcpSettings, inputs: SpecInputs) -> SessionSpec:
         except LaunchError:
             return None
 
+    command: tuple[str, ...] = ()
+    if inputs.location != "daemon":
+        command = presets.command_for(settings.provider, settings.acp_command, find if inputs.location == "local" else None)
     return SessionSpec(
-        command=presets.command_for(settings.provider, settings.acp_command, find if inputs.location == "local" else None),
+        command=command,
         cwd=inputs.workspace,
         env=inputs.env,
         create_if_missing=settings.create_session_if_missing,

@@ -11,6 +11,7 @@
     └── Refused                       authority, policy or limits forbid it
     TurnInProgress                    a driver was prompted while a turn is open (a bug of the caller)
     ProcessCleanupUnconfirmed         (BaseException) processes may be left; never to be taken for success
+    └── DaemonFenced                  they may be left on a daemon's machine, and its hub remembers it
 
 Codes are ``coding.<snake_case>``, the same string is the key of the text in ``pkg/locales``. ``str(error)`` is the English
 text. ``detail`` is shown after the text where given: bounded, without secrets, already redacted by whoever made it.
@@ -92,3 +93,12 @@ class ProcessCleanupUnconfirmed(BaseException):
         self.reason = reason
         self.pids = pids
         super().__init__(f"{reason} (pids: {', '.join(map(str, pids)) or 'unknown'})")
+
+
+class DaemonFenced(ProcessCleanupUnconfirmed):
+    """A daemon has not proven the end of a job: its hub remembers that, and gives it no other until it has."""
+
+    def __init__(self, daemon: str) -> None:
+        """``daemon`` is its id."""
+        self.daemon = daemon
+        super().__init__(f"the daemon {daemon!r} has not proven that a job's processes are gone")

@@ -81,24 +81,15 @@ class HasRunApi(Protocol):
 
 
 class SessionTools:
-    """A stable MCP address for one live agent session; answers only for the run that is attached."""
+    """LangBot's tools for one live agent session; they answer only for the run that is attached."""
 
-    def __init__(self, binding: InstallationBinding | None, surface: _Surface, endpoint: Endpoint) -> None:
-        """Made by :func:`open_session_tools` only."""
+    def __init__(self, binding: InstallationBinding | None, surface: _Surface | None = None) -> None:
+        """For an agent session of ``binding``'s installation (``None`` where there is none), whose runs alone may attach.
+
+        There is no address: :meth:`answer` is the way to them. Its owner must close it.
+        """
         self._binding = binding
-        self._surface = surface
-        self._endpoint = endpoint
-        self._server = McpServer(
-            name=LANGBOT_AGENT_MCP_SERVER_NAME,
-            transport="http",
-            url=endpoint.url,
-            headers=types.MappingProxyType({"Authorization": f"Bearer {endpoint.bearer}"}),
-        )
-
-    @property
-    def server(self) -> McpServer:
-        """What the agent is given."""
-        return self._server
+        self._surface = surface or _Surface()
 
     @property
     def attached(self) -> bool:
@@ -134,30 +125,51 @@ class SessionTools:
         return await self._surface.answer(payload)
 
     async def close(self) -> None:
-        """Drop the bearer and cancel what an attached run has in flight; idempotent, finished even under cancellation."""
-        self._endpoint.revoke()
+        """Cancel what an attached run has in flight; idempotent, finished even under cancellation."""
         self._surface.closed = True
         run, self._surface.run = self._surface.run, None
+        if run is not None:
+            await run.end()
+
+
+class AddressedTools(SessionTools):
+    """The same with a stable MCP address on the loopback listener."""
+
+    def __init__(self, binding: InstallationBinding | None, surface: _Surface, endpoint: Endpoint) -> None:
+        """Made by :func:`open_session_tools` only."""
+        super().__init__(binding, surface)
+        self._endpoint = endpoint
+        self._server = McpServer(
+            name=LANGBOT_AGENT_MCP_SERVER_NAME,
+            transport="http",
+            url=endpoint.url,
+            headers=types.MappingProxyType({"Authorization": f"Bearer {endpoint.bearer}"}),
+        )
+
+    @property
+    def server(self) -> McpServer:
+        """What the agent is given."""
+        return self._server
+
+    async def close(self) -> None:
+        """Drop the bearer, too."""
+        self._endpoint.revoke()
         try:
-            if run is not None:
-                await run.end()
+            await super().close()
         finally:
             await self._endpoint.close()
 
 
-async def open_session_tools(binding: InstallationBinding | None) -> SessionTools:
-    """A stable address for a new agent session of ``binding``'s installation (``None`` where there is none).
-
-    Only runs of that installation can be attached. Its owner must close it.
-    """
+async def open_session_tools(binding: InstallationBinding | None) -> AddressedTools:
+    """A stable address for a new agent session; see :class:`SessionTools`."""
     surface = _Surface()
-    return SessionTools(binding, surface, await open_endpoint(surface.answer))
+    return AddressedTools(binding, surface, await open_endpoint(surface.answer))
 
 
 @contextlib.asynccontextmanager
 async def open_tools(
     runner: HasRunApi, ctx: RunnerContext, *, knowledge_bases: Collection[str] | None = None
-) -> AsyncIterator[SessionTools]:
+) -> AsyncIterator[AddressedTools]:
     """LangBot's tools for this run only, on an address and with a bearer of their own; gone when the block ends."""
     tools = await open_session_tools(current_binding())
     try:

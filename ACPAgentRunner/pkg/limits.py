@@ -50,6 +50,9 @@ SOFT_END_MARGIN: Final = 15.0
 WAIT_NOTICE: Final = 1.0
 """Seconds a run waits for another one of its session before the person is told; a cancelled turn ends sooner."""
 
+DAEMON_WAIT_NOTICE: Final = 2.0
+"""Seconds a run waits for its daemon before the person is told; a short interruption is over by then."""
+
 STEERING_INTERVAL: Final = 1.0
 """Seconds between two pulls of messages that arrived during a run; each run starts at another fraction of it."""
 
@@ -212,6 +215,9 @@ KEEP_WARM_SECONDS_MAX: Final = 86_400.0
 
 SSH_CONNECT_SECONDS: Final = 15.0
 """Default of ``ssh-connect-timeout``."""
+
+DAEMON_ACTOR_CHARS: Final = 128
+"""Characters of the name of whoever a job is for: ``lb_`` and a digest is 67, a plain id of a chat platform is shorter."""
 
 DAEMON_CONNECT_SECONDS: Final = 20.0
 """Default of ``daemon-connect-timeout``: longer than a daemon's slowest reconnect while the hub restarts."""
@@ -719,6 +725,7 @@ DAEMON_ORPHAN_RETRY: Final = 5.0
 DAEMON_STARTUP_MAX: Final = 600.0
 """Seconds a hub may grant an agent for its start; more is taken for a mistake and becomes this."""
 
+<<<<<<< HEAD
 # ---- the Codex driver
 
 CODEX_EARLY: Final = 64
@@ -765,3 +772,13 @@ CODEX_TOOL_SECONDS: Final = 600.0
 
 CODEX_FILE_SECONDS: Final = 15.0
 """Seconds for writing an attachment through the app-server, and for reaching LangBot's tools; a person is waiting."""
+=======
+DAEMON_AUDIT_BYTES: Final = 2 * 1024 * 1024
+"""Bytes of the daemon's audit file before it is set aside: some 4,000 jobs."""
+
+DAEMON_AUDIT_FILES: Final = 4
+"""Audit files set aside that are kept; the oldest goes."""
+
+DAEMON_AUDIT_CHARS: Final = 512
+"""Characters of one value in an audit line, so that a hub cannot fill the file with names; real directories are shorter."""
+>>>>>>> main

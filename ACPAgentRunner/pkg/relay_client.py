@@ -9,7 +9,8 @@ returned (that is the proof that nothing of it is left; one that ends with
 :class:`pkg.errors.ProcessCleanupUnconfirmed` is reported as not proven); a job the hub has cancelled, lost or does not know is
 cancelled once; :meth:`~AgentRuntimeDaemonClient.emit_event` waits while the job's journal is full; every task, file and
 address of a job ends with it, and all of them with :meth:`~AgentRuntimeDaemonClient.run_forever`; a credential or protocol
-that the hub rejects ends it with the hub's reason.
+that the hub rejects ends it with the hub's reason. On plain ``ws://`` to another machine anybody on the way can say that, so
+there it is told (``refused``) and tried again, slowly, and no job ends of it before its lease.
 """
 
 from __future__ import annotations
@@ -59,6 +60,9 @@ from pkg.tools_listener import Endpoint, PayloadHandler, open_endpoint, to_the_e
 log = logging.getLogger(__name__)
 
 _PREFIX: Final = "coding"
+
+UNSEALED: Final = "anybody on the way can say so on plain ws://; trying again, slowly"
+"""What is told with a rejection that need not be the hub's."""
 
 
 class MemoryJobTable:
@@ -155,6 +159,7 @@ class AgentRuntimeDaemonClient:
             spill=None if journal_dir is None else lambda _job_id: DiskSpill(journal_dir),
             metadata=self.metadata,
             features=features,
+            authentic=relay_sockets.authentic(url, context=ssl_context, pin=certificate_sha256),
             times=self.times,
         )
         self._jobs: dict[str, _Running] = {}
@@ -289,10 +294,10 @@ class AgentRuntimeDaemonClient:
         try:
             self._tick()
             while True:
-                network = await self._connection()
+                slowly = await self._connection()
                 if self._refusal is not None and self._refusal.fatal:
                     raise relay_error(_PREFIX, "daemon_rejected", problem=self._refusal.reason)
-                pause = self._backoff.next(network=network)
+                pause = self._backoff.next(network=slowly)
                 if self.reconnect_delay is not None:
                     pause = min(pause, self.reconnect_delay)
                 await asyncio.sleep(pause)
@@ -316,7 +321,7 @@ class AgentRuntimeDaemonClient:
             self._anchor = None
 
     async def _connection(self) -> bool:
-        """One connection from its dialling to its end; whether names or certificates failed."""
+        """One connection from its dialling to its end; whether it takes a person: names, certificates or a credential."""
         self._refusal = None
         try:
             connection = await relay_sockets.dial(
@@ -342,7 +347,7 @@ class AgentRuntimeDaemonClient:
             code, reason = (0, "") if closed is None else (int(closed.code), closed.reason)
             protocol.disconnected(relay_sockets.relay_clock(), code, reason)
             self._pump()
-        return False
+        return self._refusal is not None and self._refusal.claimed
 
     async def _read(self, connection: ClientConnection) -> None:
         protocol = self._protocol
@@ -445,8 +450,9 @@ class AgentRuntimeDaemonClient:
                 self.on_state("parked")
             elif isinstance(event, Refused):
                 self._refusal = event
-                log.warning("the hub says: %r", event.reason)
-                self.on_state("refused", event.reason)
+                reason = f"{event.reason} ({UNSEALED})" if event.claimed else event.reason
+                log.warning("the hub says: %r", reason)
+                self.on_state("refused", reason)
             elif isinstance(event, JobForgotten):
                 self._untold.discard(event.job_id)
                 self._noted.set()

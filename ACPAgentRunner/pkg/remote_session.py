@@ -6,7 +6,7 @@ Guarantees: the events are the daemon's, each once and in order; every :meth:`Re
 ``TurnEnded``, made here when the daemon, the connection or the job is lost in between (with the reason as its error) or the
 session is closed (``cancelled``), and a turn's end nobody asked for is dropped; what a daemon says that is no event is
 passed over as a notice; :meth:`RemoteSession.close` ends the job and returns when the daemon has proven that nothing is left,
-else it raises :class:`pkg.errors.ProcessCleanupUnconfirmed` and the daemon is fenced. Nothing of the hub's side is ever a
+else it raises :class:`pkg.errors.DaemonFenced`. Nothing of the hub's side is ever a
 command line: the daemon has its own.
 """
 
@@ -34,7 +34,7 @@ from pkg.agent_api import (
     event_from_json,
     to_json,
 )
-from pkg.errors import AgentDied, AgentProtocolError, CodingError, ProcessCleanupUnconfirmed, TurnInProgress
+from pkg.errors import AgentDied, AgentProtocolError, CodingError, TurnInProgress
 from pkg.launch import AgentProcess, Command, Launcher
 from pkg.relay_errors import AgentRuntimeDaemonError
 from pkg.relay_events import Verb
@@ -85,17 +85,22 @@ class RemoteDriver:
         agent_name: str,
         driver_name: str,
         *,
+        actor: str = "",
+        worktree: str = "",
         tools: Any = None,
         connect_timeout: float = 0.0,
     ) -> None:
-        """``tools`` answer the agent's calls of LangBot's tools (:func:`pkg.relay_hub_shell.tools_of`); ``None`` gives none.
+        """``agent_name`` is one of the daemon's policy file, ``""`` the only one there; ``actor`` who the job is for.
 
-        ``connect_timeout`` is seconds to wait for the daemon.
+        ``worktree`` names a git worktree of the workspace to work in, ``tools`` answer the agent's calls of LangBot's tools
+        (:func:`pkg.relay_hub_shell.tools_of`; ``None`` gives none), ``connect_timeout`` is seconds to wait for the daemon.
         """
         self._hub = hub
         self._daemon_id = daemon_id
         self._agent_name = agent_name
         self._driver_name = driver_name
+        self._actor = actor
+        self._worktree = worktree
         self._tools = tools
         self._connect_timeout = connect_timeout
 
@@ -108,11 +113,13 @@ class RemoteDriver:
         """Start a job on the daemon and wait until its session is open; ``spec.command`` and ``launcher`` do not count.
 
         Raises :class:`pkg.errors.CodingError`: what the daemon's policy and driver say, or what the relay says about the way
-        there; the job is then proven gone. Raises :class:`pkg.errors.ProcessCleanupUnconfirmed` when it is not.
+        there; the job is then proven gone. Raises :class:`pkg.errors.DaemonFenced` when it is not.
         """
         payload = {
             "agent": self._agent_name,
             "driver": self._driver_name,
+            "actor": self._actor,
+            "worktree": self._worktree,
             "tools": self._tools is not None,
             "spec": to_json(dataclasses.replace(spec, command=())),
         }
@@ -224,7 +231,7 @@ class RemoteSession:
         """Start a turn; raises :class:`pkg.errors.TurnInProgress` and :class:`pkg.errors.CodingError`."""
         if self._turn:
             raise TurnInProgress("the turn before has not ended")
-        if self._over:
+        if self._over or self.job.ended.is_set():
             raise AgentDied("coding.daemon_job_gone", retryable=True)
         # From now on the turn's end may come, before the answer to this command, too.
         self._turn = True
@@ -279,4 +286,4 @@ def coding_error(exc: AgentRuntimeDaemonError) -> CodingError:
     return CodingError(error.code, detail=detail, retryable=error.retryable, params=params)
 
 
-__all__ = ["DaemonPlace", "ProcessCleanupUnconfirmed", "RemoteDriver", "RemoteSession", "coding_error", "open"]
+__all__ = ["DaemonPlace", "RemoteDriver", "RemoteSession", "coding_error", "open"]

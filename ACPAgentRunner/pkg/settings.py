@@ -334,6 +334,8 @@ class RunnerSettings(FormModel):
     """Whether ``ssh-extra-options`` may name options that run commands beside the worker."""
 
     daemon_id: Line = Field(default="", max_length=128)
+    daemon_agent: Line = Field(default="", max_length=64)
+    """The agent's name in the daemon's policy file; empty: the only one there."""
     daemon_connect_timeout: Seconds = Field(default=limits.DAEMON_CONNECT_SECONDS, ge=1, le=limits.CONNECT_SECONDS_MAX)
 
     approval_policy: Line = "ask"

@@ -11,3 +11,6 @@ from pkg.agent_api import AgentDriver
 
 DRIVERS: Final[Mapping[str, AgentDriver]] = MappingProxyType({"claude-code": ClaudeCodeDriver()})
 """Every driver of this package by the name it has in jobs."""
+
+COMMANDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({"claude-code": ("claude",)})
+"""Command lines of agents that are known by name, for a new policy file."""

@@ -24,6 +24,10 @@ class ClaudeCodeDriver:
         """``claude-code``."""
         return NAME
 
+    def unavailable(self) -> Refused:
+        """What every session is refused with."""
+        return unavailable()
+
     async def open(self, spec: SessionSpec, launcher: Launcher) -> NoReturn:
         """Raises :class:`pkg.errors.Refused`; starts nothing."""
         raise unavailable()

@@ -9,6 +9,7 @@
     job_options = ["model"]                   # options of the agent a job may set
     approvals = ["ask", "allow-edits", "deny"]  # approval policies a job may ask for
     mcp_servers = true                        # whether a job may name further MCP servers (by address, never by command)
+    worktrees = true                          # whether a job may have a git worktree of its chat's own made in a workspace
     max_jobs = 8
     state_dir = "~/.local/state/langbot-coding-agents/daemon"
     path = ""                                 # where commands are looked for first
@@ -62,6 +63,7 @@ OPTIONS: Final = ("model",)
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _AGENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_WORKTREE: Final = re.compile(r"[A-Za-z0-9_]{1,64}")
 _PIN: Final = re.compile(r"[0-9a-f]{64}")
 _HEADER: Final = re.compile(r"\s*\[(\[?)\s*([^\[\]]+?)\s*\]")
 _KEY: Final = re.compile(r"""\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*=""")
@@ -109,6 +111,10 @@ class Admitted:
     spec: SessionSpec
     tools: bool
     """Whether the agent gets LangBot's tools."""
+    actor: str = ""
+    """Who the job is for, as its hub names them."""
+    worktree: str = ""
+    """The worktree of ``spec.cwd`` to work in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +130,7 @@ class Policy:
     job_options: frozenset[str]
     approvals: tuple[str, ...]
     mcp_servers: bool
+    worktrees: bool
     max_jobs: int
     state_dir: Path
     path: str
@@ -138,16 +145,21 @@ class Policy:
             name = payload["agent"]
             driver = payload["driver"]
             tools = payload.get("tools", False)
+            actor, worktree = payload.get("actor", ""), payload.get("worktree", "")
             spec = spec_from_json(payload["spec"])
-            if not (isinstance(name, str) and isinstance(driver, str) and isinstance(tools, bool)):
+            if not (isinstance(tools, bool) and all(isinstance(each, str) for each in (name, driver, actor, worktree))):
                 raise TypeError
         except (KeyError, TypeError, AttributeError, CodecError):
             raise CodingError("coding.daemon_payload_invalid") from None
-        agent = self.agents.get(name)
+        if worktree and not _WORKTREE.fullmatch(worktree):
+            raise CodingError("coding.daemon_payload_invalid")
+        if not name and len(self.agents) > 1:
+            raise Refused("coding.policy_agent_needed", known=", ".join(self.agents))
+        agent = self.agents.get(name) if name else next(iter(self.agents.values()))
         if agent is None:
             raise Refused("coding.policy_agent_unknown", agent=name[:80], known=", ".join(self.agents))
         if agent.driver != driver:
-            raise Refused("coding.policy_driver_other", agent=name, driver=driver[:80])
+            raise Refused("coding.policy_driver_other", agent=agent.name, driver=driver[:80])
         if spec.command:
             raise Refused("coding.policy_command_refused")
         for variable in spec.env:
@@ -159,17 +171,28 @@ class Policy:
         if spec.policy not in self.approvals:
             raise Refused("coding.policy_approvals", asked=spec.policy[:80], allowed=", ".join(self.approvals))
         self.check_servers(spec.mcp_servers)
+        directory = workspace(agent.workspaces, spec.cwd)
+        if worktree:
+            self._check_worktree(agent, directory)
         environ = os.environ if environ is None else environ
         own = {variable: environ[variable] for variable in agent.environment if variable in environ}
         admitted = dataclasses.replace(
             spec,
             command=agent.command,
-            cwd=str(workspace(agent.workspaces, spec.cwd)),
+            cwd=str(directory),
             env=types.MappingProxyType({**own, **spec.env}),
             startup_timeout=_seconds(spec.startup_timeout),
             initialize_timeout=_seconds(spec.initialize_timeout),
         )
-        return Admitted(agent, admitted, tools)
+        return Admitted(agent, admitted, tools, actor[: limits.DAEMON_ACTOR_CHARS], worktree)
+
+    def _check_worktree(self, agent: AgentEntry, directory: Path) -> None:
+        """Worktrees lie in the top directory of their repository, which then is inside a root, too."""
+        if not self.worktrees:
+            raise Refused("coding.policy_worktrees")
+        top = next((each for each in (directory, *directory.parents) if (each / ".git").exists()), directory)
+        if not any(root == top or root in top.parents for root in agent.workspaces):
+            raise Refused("coding.policy_workspace_outside")
 
     def check_servers(self, servers: tuple[McpServer, ...]) -> None:
         """Whether a job may have these MCP servers; raises :class:`pkg.errors.Refused`."""
@@ -369,6 +392,7 @@ def _policy(top: _Table, drivers: tuple[str, ...]) -> Policy:
     job_options = frozenset(top.texts("job_options", OPTIONS))
     approvals = top.texts("approvals", APPROVALS)
     mcp_servers = top.flag("mcp_servers", True)
+    worktrees = top.flag("worktrees", True)
     most = top.number("max_jobs", limits.RELAY_JOBS, limits.RELAY_JOBS)
     state_dir = top.path("state_dir", STATE_DIRECTORY)
     path = top.text("path", "")
@@ -392,6 +416,7 @@ def _policy(top: _Table, drivers: tuple[str, ...]) -> Policy:
         job_options=job_options,
         approvals=approvals,
         mcp_servers=mcp_servers,
+        worktrees=worktrees,
         max_jobs=most,
         state_dir=state_dir,
         path=path,

@@ -16,7 +16,7 @@ from typing import Any
 from pkg import limits, runtime_support
 from pkg.agent_api import AgentDriver, AgentEvent, AgentSession, SessionSpec, TurnEnded, to_json
 from pkg.errors import ProcessCleanupUnconfirmed, SessionUnavailable
-from pkg.langbot_tools import SessionTools
+from pkg.langbot_tools import AddressedTools, SessionTools
 from pkg.places import Place
 from pkg.session_store import SessionStore
 from pkg.warm_sessions import Channel, LiveSession
@@ -57,7 +57,7 @@ async def start(
         if place.launcher.local and spec.resume_session_id:
             await guards.enter_async_context(_guard(spec, spec.resume_session_id))
         try:
-            if tools is not None:
+            if isinstance(tools, AddressedTools):
                 url = await place.launcher.reach(tools.server.url)
                 server = dataclasses.replace(tools.server, url=url)
                 spec = dataclasses.replace(spec, mcp_servers=(*spec.mcp_servers, server))
@@ -138,5 +138,5 @@ async def ended(tasks: set[asyncio.Task[Any]]) -> None:
 
 def fingerprint(spec: SessionSpec, place: Place, *, assets: bool) -> str:
     """A digest of all that a session was opened with; another one can't be reused."""
-    described = json.dumps([to_json(spec), place.launcher.machine, place.way, assets], sort_keys=True)
+    described = json.dumps([to_json(spec), place.launcher.machine, place.way, place.worktree, assets], sort_keys=True)
     return hashlib.sha256(described.encode("utf-8", "surrogatepass")).hexdigest()

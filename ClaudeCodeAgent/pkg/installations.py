@@ -11,7 +11,8 @@ Guarantees:
 - a revoked installation starts nothing any more: :meth:`Installation.check` raises;
 - background work (:meth:`Installation.adopt`) runs in an empty context, so that it can never act with the authority of
   the run that started it, and it is awaited by its installation;
-- a cleanup that could not be confirmed is logged and kept until somebody can be told (:meth:`Installation.take_unconfirmed`).
+- a cleanup that could not be confirmed is logged and kept until somebody can be told (:meth:`Installation.take_unconfirmed`);
+  one on a daemon's machine is kept by its hub, which says so itself for as long as it is true.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, Final, Protocol, TypeVar
 
 from pkg import limits
-from pkg.errors import CodingError, ProcessCleanupUnconfirmed, Refused
+from pkg.errors import CodingError, DaemonFenced, ProcessCleanupUnconfirmed, Refused
 from pkg.pacing import Paces
 from pkg.warm_sessions import WarmSessions
 
@@ -132,7 +133,9 @@ class Installation:
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._work.discard(task)
         problem = None if task.cancelled() else task.exception()
-        if isinstance(problem, ProcessCleanupUnconfirmed):
+        if isinstance(problem, DaemonFenced):
+            log.error("cleanup unconfirmed: %s", problem)
+        elif isinstance(problem, ProcessCleanupUnconfirmed):
             self._unconfirmed += 1
             log.error("cleanup unconfirmed: %s", problem)
         elif problem is not None and not isinstance(problem, CodingError):

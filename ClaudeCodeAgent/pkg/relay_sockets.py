@@ -124,6 +124,17 @@ def address_problem(url: str, *, insecure_plaintext: bool) -> str:
     return ""
 
 
+def authentic(url: str, *, context: ssl.SSLContext | None, pin: str) -> bool:
+    """Whether nobody but the hub can answer at this address: its certificate is checked, or it is on this machine.
+
+    Close frames carry no seal, so on plain ``ws://`` to another machine anybody on the way can send one.
+    """
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme == "wss":
+        return bool(pin) or context is None or context.check_hostname
+    return _loopback(parts.hostname or "")
+
+
 def _loopback(host: str) -> bool:
     if host == "localhost":
         return True
@@ -139,8 +150,11 @@ def network_trouble(exc: BaseException) -> bool:
 
 
 def cut(connection: ServerConnection | ClientConnection) -> None:
-    """End a connection at once, whatever waits to be sent."""
-    connection.transport.abort()
+    """End a connection at once, whatever waits to be sent; nothing to do when it has ended."""
+    inner = connection.transport.get_extra_info("socket")
+    # A transport that closed itself once its buffer was empty can't be aborted any more: it has forgotten its loop.
+    if inner is not None and inner.fileno() >= 0:
+        connection.transport.abort()
 
 
 async def send(connection: ServerConnection | ClientConnection, frame: bytes, patience: float) -> None:
@@ -148,7 +162,7 @@ async def send(connection: ServerConnection | ClientConnection, frame: bytes, pa
 
     Raises ``websockets.exceptions.ConnectionClosed`` when the connection is gone.
     """
-    timer = asyncio.get_running_loop().call_later(patience, connection.transport.abort)
+    timer = asyncio.get_running_loop().call_later(patience, cut, connection)
     try:
         await connection.send(frame, text=True)
     finally:
@@ -157,7 +171,7 @@ async def send(connection: ServerConnection | ClientConnection, frame: bytes, pa
 
 async def close(connection: ServerConnection | ClientConnection, code: int, reason: str, patience: float) -> None:
     """Close a connection and cut it when the other side does not answer within ``patience`` seconds."""
-    timer = asyncio.get_running_loop().call_later(patience, connection.transport.abort)
+    timer = asyncio.get_running_loop().call_later(patience, cut, connection)
     try:
         await connection.close(code, reason)
     finally:

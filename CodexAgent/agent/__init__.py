@@ -11,3 +11,6 @@ from pkg.agent_api import AgentDriver
 
 DRIVERS: Final[Mapping[str, AgentDriver]] = MappingProxyType({"codex": CodexDriver()})
 """Every driver of this package by the name it has in jobs."""
+
+COMMANDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({"codex": ("codex",)})
+"""Command lines of agents that are known by name, for a new policy file."""

@@ -1,9 +1,10 @@
-"""The daemon program's command line: ``run``, ``check`` and ``keygen``.
+"""The daemon program's command line: ``init``, ``keygen``, ``check`` and ``run``.
 
 Secrets come from files (0600), from the environment or from a prompt, never from arguments, and are shown nowhere. ``run`` ends
 what an earlier daemon left before it connects, stays connected to every hub of the policy file, and ends its jobs on SIGTERM,
-SIGINT and SIGHUP. It exits with 0 after a signal, with 2 for a file or secret that cannot be used, and with 1 when no hub is
-left that admits it.
+SIGINT and SIGHUP. It exits with 0 after a signal, with 2 for a file or secret that cannot be used (nothing was started then),
+and with 1 when no hub is left that admits it. ``check`` exits with 1 when something the file names cannot be used. Where there
+is no policy file yet, every command says the three steps to one.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ import getpass
 import hashlib
 import logging
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, TextIO
 
-from pkg import runtime_support
-from pkg.agent_api import AgentDriver
+from pkg import relay_sockets
+from pkg.agent_api import AgentDriver, UnavailableDriver
+from pkg.daemon_audit import Audit
+from pkg.daemon_check import findings
 from pkg.daemon_jobs import DurableJobTable, TableBusy
 from pkg.daemon_policy import (
     KEY_VARIABLE,
@@ -35,7 +39,7 @@ from pkg.daemon_policy import (
     read_secret,
 )
 from pkg.daemon_program import Daemon, Slots
-from pkg.errors import LaunchError
+from pkg.daemon_setup import Commands, first_steps, write_policy
 from pkg.relay_auth import daemon_key, format_key, parse_key, valid_daemon_id
 from pkg.relay_errors import AgentRuntimeDaemonError
 
@@ -49,18 +53,33 @@ ENDED: Final = 1
 Drivers = Mapping[str, AgentDriver]
 
 
-def main(argv: Sequence[str], drivers: Drivers) -> int:
-    """Run the command line ``argv`` (without the program's name) with a package's drivers; returns the exit code."""
-    arguments = _parser().parse_args(argv)
+def main(argv: Sequence[str], drivers: Drivers, commands: Commands) -> int:
+    """Run the command line ``argv`` (without the program's name); returns the exit code.
+
+    ``drivers`` and ``commands`` are the package's: what it drives, and command lines of agents it knows.
+    """
+    parser = _parser()
+    arguments = parser.parse_args(argv)
     try:
+        refusal = _unavailable(drivers)
+        if refusal:
+            raise ValueError(refusal)
+        file = Path(arguments.policy).expanduser()
+        if arguments.command == "init":
+            return _init(arguments, file, drivers, commands)
+        if arguments.command == "keygen" and arguments.out:
+            return _keygen_for(arguments)
+        if not os.path.lexists(file):
+            _say(first_steps(_program(), file), sys.stderr)
+            return UNUSABLE
+        if arguments.command is None:
+            parser.error("name a command: init, keygen, check or run")
+        policy = load(file, tuple(drivers))
         if arguments.command == "keygen":
-            return _keygen(arguments)
-        policy = load(_path(arguments.policy), tuple(drivers))
+            return _keygen(arguments, policy)
         if arguments.command == "check":
             return _check(policy)
-        logging.basicConfig(
-            level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-        )
+        logging.basicConfig(level=arguments.log_level.upper(), format=_LOG_LINE, stream=sys.stderr)
         keys = {hub.url: key_of(hub, policy, os.environ) for hub in policy.hubs}
         for name in (KEY_VARIABLE, TOKEN_VARIABLE):
             os.environ.pop(name, None)
@@ -72,30 +91,75 @@ def main(argv: Sequence[str], drivers: Drivers) -> int:
     return UNUSABLE
 
 
+def _unavailable(drivers: Drivers) -> str:
+    """Why this package can run nothing at all, or the empty string."""
+    if not drivers:
+        return "this package drives no agent"
+    refusals = [driver.unavailable() for driver in drivers.values() if isinstance(driver, UnavailableDriver)]
+    return str(refusals[0]) if len(refusals) == len(drivers) else ""
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="daemon.py", description="Runs coding agents on this machine for a LangBot chat.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="connect to the hubs of the policy file and run their jobs")
-    run.add_argument("--policy", default=POLICY_FILE, help=f"the policy file (default: {POLICY_FILE})")
-    run.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    check = commands.add_parser("check", help="say whether the policy file and what it names can be used")
-    check.add_argument("--policy", default=POLICY_FILE, help=f"the policy file (default: {POLICY_FILE})")
-    keygen = commands.add_parser("keygen", help="make this daemon's own key out of the installation's token")
-    keygen.add_argument("--daemon-id", required=True, help="what the runner's form calls this machine")
-    keygen.add_argument("--out", required=True, help="the key file to make (0600)")
-    keygen.add_argument(
-        "--token-file", default="", help=f"a file (0600) with the token; else the variable {TOKEN_VARIABLE}, else a prompt"
+    parser = argparse.ArgumentParser(
+        prog="daemon.py",
+        description="Runs coding agents on this machine for a LangBot chat, as a policy file of yours allows.",
+        epilog="Begin with: init, then keygen, then check, then run.",
     )
-    keygen.add_argument("--force", action="store_true", help="replace a key file that exists")
+    parser.set_defaults(policy=POLICY_FILE)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--policy", metavar="FILE", default=POLICY_FILE, help=f"the policy file (default: {POLICY_FILE})")
+    init = commands.add_parser("init", parents=[common], help="write a policy file with every key explained, if there is none")
+    init.add_argument("--hub", metavar="URL", default="", help="the address of the plugin's hub")
+    init.add_argument("--daemon-id", metavar="NAME", default="", help="what the runner's form calls this machine")
+    init.add_argument(
+        "--workspace", metavar="DIR", action="append", default=[], help="a directory for agents; may be given more than once"
+    )
+    keygen = commands.add_parser(
+        "keygen",
+        parents=[common],
+        help="make this machine's key out of the token of the plugin's form",
+        description="Makes the key files that the policy file names and that are not there yet; asks for each hub's token.",
+    )
+    keygen.add_argument("--out", metavar="FILE", default="", help="make this key file (0600) instead, without a policy file")
+    keygen.add_argument("--daemon-id", metavar="NAME", default="", help="with --out: what the runner's form calls the machine")
+    keygen.add_argument(
+        "--token-file",
+        metavar="FILE",
+        default="",
+        help=f"a file (0600) with the token; else the variable {TOKEN_VARIABLE}, else a prompt",
+    )
+    keygen.add_argument("--force", action="store_true", help="replace key files that exist")
+    commands.add_parser("check", parents=[common], help="say line by line whether all that the policy file names can be used")
+    run = commands.add_parser("run", parents=[common], help="connect to the hubs of the policy file and run their jobs")
+    run.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return parser
 
 
 def _say(text: str, stream: TextIO | None = None) -> None:
     (stream or sys.stdout).write(text + "\n")
+    (stream or sys.stdout).flush()
 
 
-def _path(text: str) -> Path:
-    return Path(text).expanduser()
+def _program() -> str:
+    """The command line by which the owner has started this program, without arguments."""
+    return shlex.join((sys.executable, sys.argv[0]))
+
+
+def _init(arguments: argparse.Namespace, file: Path, drivers: Drivers, commands: Commands) -> int:
+    problem = arguments.hub and relay_sockets.address_problem(arguments.hub, insecure_plaintext=False)
+    if problem:
+        raise ValueError(f"--hub: {problem}")
+    said = write_policy(
+        file,
+        hub=arguments.hub,
+        daemon_id=arguments.daemon_id,
+        workspaces=tuple(arguments.workspace),
+        driver=next(iter(drivers)),
+        commands=commands,
+    )
+    _say(f"{said}\nThen: {_program()} keygen\nThen: {_program()} check")
+    return 0
 
 
 # ------------------------------------------------------------------ secrets
@@ -133,56 +197,75 @@ def _prompted(question: str) -> str:
     raise SecretError("no token was given")
 
 
-def _keygen(arguments: argparse.Namespace) -> int:
-    if not valid_daemon_id(arguments.daemon_id):
-        raise ValueError("a daemon id has 1 to 128 characters and no control characters")
+def _token(arguments: argparse.Namespace, question: str) -> str:
     if arguments.token_file:
-        token = read_secret(_path(arguments.token_file))
-    else:
-        token = os.environ.get(TOKEN_VARIABLE, "") or _prompted("Token of the installation: ")
-    file = _path(arguments.out)
-    line = format_key(daemon_key(token, arguments.daemon_id)) + "\n"
-    if arguments.force:
+        return read_secret(Path(arguments.token_file).expanduser())
+    return os.environ.get(TOKEN_VARIABLE, "") or _prompted(question)
+
+
+def _keygen(arguments: argparse.Namespace, policy: Policy) -> int:
+    """The key files that the policy names."""
+    if arguments.daemon_id:
+        raise ValueError("--daemon-id belongs to --out; without it the policy file says what this machine is called")
+    named = [(hub, hub.key_file) for hub in policy.hubs if hub.key_file is not None]
+    wanted = [(hub, file) for hub, file in named if arguments.force or not os.path.lexists(file)]
+    if not wanted:
+        nothing = "every key file of the policy file is there; --force makes them anew" if named else "it names no key_file"
+        raise ValueError(f"{policy.file}: {nothing}")
+    if len(wanted) > 1 and (arguments.token_file or os.environ.get(TOKEN_VARIABLE)):
+        raise ValueError("several hubs need a key, each from a token of its own; make them one by one with --out")
+    for hub, file in wanted:
+        token = _token(arguments, f"Token of the plugin at {hub.url} (daemon-token): ")
+        _write_key(file, policy.daemon_id, token, arguments.force)
+    return 0
+
+
+def _keygen_for(arguments: argparse.Namespace) -> int:
+    """One key file, without a policy."""
+    if not valid_daemon_id(arguments.daemon_id):
+        raise ValueError("--daemon-id: a daemon id has 1 to 128 characters and no control characters")
+    token = _token(arguments, "Token of the plugin (daemon-token): ")
+    _write_key(Path(arguments.out).expanduser(), arguments.daemon_id, token, arguments.force)
+    return 0
+
+
+def _write_key(file: Path, daemon_id: str, token: str, force: bool) -> None:
+    line = format_key(daemon_key(token, daemon_id)) + "\n"
+    if force:
         file.unlink(missing_ok=True)
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise ValueError(f"{file} is there already; --force makes it anew") from None
     with os.fdopen(descriptor, "w", encoding="ascii") as opened:
         os.fchmod(descriptor, 0o600)
         opened.write(line)
         opened.flush()
         os.fsync(descriptor)
-    _say(f"{file} holds the key of {arguments.daemon_id}; it can only ever be this daemon.")
-    return 0
+    _say(f"{file} holds the key of {daemon_id}; whoever has it can only ever be this machine.")
 
 
 # ------------------------------------------------------------------ check
 
 
 def _check(policy: Policy) -> int:
-    """Say for each hub and agent whether it can be used."""
-    good = True
-    for hub in policy.hubs:
-        problem = ""
-        if hub.key_file is not None or hub.token_file is not None:
-            try:
-                key_of(hub, policy, {})
-            except SecretError as exc:
-                problem = str(exc)
-        elif not (os.environ.get(KEY_VARIABLE) or os.environ.get(TOKEN_VARIABLE)):
-            problem = "" if sys.stdin.isatty() else "no key_file, no token_file, and nothing in the environment"
-        good = good and not problem
-        _say(f"hub {hub.url}: {problem or 'ok'}")
-    for agent in policy.agents.values():
-        problem = ""
-        try:
-            path = runtime_support.search_path(recorded=policy.path)
-            runtime_support.find_executable(agent.command[0], path, cwd=agent.workspaces[0])
-        except LaunchError as exc:
-            problem = str(exc)
-        good = good and not problem
-        _say(f"agent {agent.name} ({agent.driver}): {problem or 'ok'}")
-    for directory in policy.workspaces:
-        _say(f"workspace {directory}: ok")
-    return 0 if good else ENDED
+    """Say line by line what can be used."""
+    found = asyncio.run(findings(policy, lambda hub: _source(hub, policy)))
+    for finding in found:
+        _say(str(finding))
+    return ENDED if any(finding.problem for finding in found) else 0
+
+
+def _source(hub: HubEntry, policy: Policy) -> str:
+    """Where a hub's key comes from; raises :class:`pkg.daemon_policy.SecretError`."""
+    named = hub.key_file or hub.token_file
+    if hub.key_file is not None and not os.path.lexists(hub.key_file):
+        raise SecretError(f"{hub.key_file} is not there yet; make it with: {_program()} keygen")
+    variable = next((name for name in (KEY_VARIABLE, TOKEN_VARIABLE) if os.environ.get(name)), "")
+    if named is None and not variable and sys.stdin.isatty():
+        return "asked for at the start"
+    key_of(hub, policy, os.environ)
+    return str(named or variable)
 
 
 # ------------------------------------------------------------------ run
@@ -209,6 +292,7 @@ async def _run(policy: Policy, keys: dict[str, bytes], drivers: Drivers) -> int:
 async def _connected(policy: Policy, keys: dict[str, bytes], drivers: Drivers) -> int:
     """Serve every hub until cancelled, or until none is left."""
     slots = Slots(policy.max_jobs)
+    audit = Audit(policy.state_dir)
     with contextlib.ExitStack() as tables:
         daemons = []
         for hub in policy.hubs:
@@ -216,6 +300,8 @@ async def _connected(policy: Policy, keys: dict[str, bytes], drivers: Drivers) -
             table = DurableJobTable(directory)
             tables.callback(table.close)
             left = await table.recover()
+            for job_id in left.ended:
+                audit.write(hub.url, job_id, "recovered")
             for job_id in left.unproven:
                 log.error("what job %s left is not proven to have ended; its hub gives this machine no job until it is", job_id)
             daemons.append(
@@ -224,6 +310,7 @@ async def _connected(policy: Policy, keys: dict[str, bytes], drivers: Drivers) -
                     drivers=drivers,
                     table=table,
                     slots=slots,
+                    audit=audit,
                     url=hub.url,
                     key=keys[hub.url],
                     quiesced=left.quiesced,

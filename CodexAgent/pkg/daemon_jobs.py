@@ -66,7 +66,10 @@ class Recovered:
     """What became of the jobs of an earlier process."""
 
     quiesced: tuple[str, ...]
+    """Those of which nothing is left."""
     unproven: tuple[str, ...]
+    ended: tuple[str, ...] = ()
+    """Those of the quiesced whose end the earlier process did not see."""
 
 
 class DurableJobTable:
@@ -153,13 +156,20 @@ class DurableJobTable:
                 return await self.prove(job_id)
 
         listed = tuple(self._jobs)
+        open_before = {job_id for job_id in listed if self.left(job_id)}
         async with asyncio.TaskGroup() as group:
             proofs = [group.create_task(one(job_id)) for job_id in listed]
         proven = {job_id for job_id, proof in zip(listed, proofs, strict=True) if proof.result()}
         return Recovered(
             tuple(job_id for job_id in listed if job_id in proven),
             tuple(job_id for job_id in listed if job_id not in proven),
+            tuple(job_id for job_id in listed if job_id in proven & open_before),
         )
+
+    def left(self, job_id: str) -> bool:
+        """Whether a job is listed whose end nobody has seen."""
+        entry = self._jobs.get(job_id)
+        return entry is not None and not entry.quiesced
 
     async def prove(self, job_id: str) -> bool:
         """End what an earlier process left of a job; whether it is proven that nothing is."""

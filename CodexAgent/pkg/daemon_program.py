@@ -1,9 +1,11 @@
 """The daemon's jobs: each is one live session of a named agent, opened here as the policy file allows and driven by its hub.
 
-The hub's payload is ``{"agent", "driver", "tools", "spec"}``. Once the session is open the job emits ``SessionOpened`` with
-``session_id``, ``directory`` and ``capabilities``, then the session's own events as :func:`pkg.agent_api.to_json` gives
-them. The verbs ``prompt``, ``steer``, ``answer`` (``{"request_id", "answer"}``), ``interrupt``, ``renew_mcp``
-(``{"servers"}``) and ``close`` are those of :class:`pkg.agent_api.AgentSession` and answer ``true`` or ``false``.
+The hub's payload is ``{"agent", "driver", "tools", "actor", "worktree", "spec"}``; an empty agent is the only one there is,
+``actor`` says who the job is for and ``worktree`` names a git worktree of the workspace. Once the session is open the job
+emits ``SessionOpened`` with ``session_id``, ``directory`` and ``capabilities``, then the session's own events as
+:func:`pkg.agent_api.to_json` gives them. The verbs ``prompt``, ``steer``, ``answer`` (``{"request_id", "answer"}``),
+``interrupt``, ``renew_mcp`` (``{"servers"}``) and ``close`` are those of :class:`pkg.agent_api.AgentSession` and answer
+``true`` or ``false``.
 
 Guarantees: what the policy refuses ends with its code before anything was started; a session's guard is held on this machine
 for as long as the session lives; a job returns only when its session has proven that nothing of it is left, and
@@ -37,14 +39,16 @@ from pkg.agent_api import (
     prompt_from_json,
     to_json,
 )
+from pkg.daemon_audit import Audit
 from pkg.daemon_jobs import DurableJobTable, JobLauncher
-from pkg.daemon_policy import Admitted, AgentEntry, Policy
+from pkg.daemon_policy import Admitted, AgentEntry, Policy, workspace
 from pkg.errors import CodingError, ProcessCleanupUnconfirmed, Refused, SessionUnavailable, TurnInProgress
 from pkg.launch import LocalLauncher
 from pkg.relay_client import AgentRuntimeDaemonClient
 from pkg.relay_errors import AgentRuntimeDaemonError
 from pkg.relay_events import Verb
 from pkg.relay_mcp_proxy import LocalMCPProxy
+from pkg.worktrees import worktree
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +101,7 @@ class Daemon(AgentRuntimeDaemonClient):
         drivers: Mapping[str, AgentDriver],
         table: DurableJobTable,
         slots: Slots,
+        audit: Audit,
         unproven: Iterable[str] = (),
         **relay: Any,
     ) -> None:
@@ -107,20 +112,24 @@ class Daemon(AgentRuntimeDaemonClient):
         self._drivers = drivers
         self._table = table
         self._slots = slots
+        self._audit = audit
         self._live: dict[str, _Live] = {}
         self._stopping = asyncio.Event()
         self._unproven = unproven
         self._proving: set[str] = set()
+        self._worktrees = asyncio.Lock()
 
     # -------------------------------------------------------------- what the relay calls
 
     async def run_job(self, job_id: str, payload: Json) -> None:
         """Open the session the payload describes, pass on its events, and end it."""
         try:
-            admitted = self._policy.admit(payload)
-            with self._slots.taken(admitted.agent):
-                log.info("job %s: agent %s", job_id, admitted.agent.name)
-                await self._session(job_id, admitted)
+            with self._audit.job(self.url, job_id, payload) as record:
+                admitted = self._policy.admit(payload)
+                with self._slots.taken(admitted.agent):
+                    log.info("job %s: agent %s", job_id, admitted.agent.name)
+                    record.started(admitted.agent.name, admitted.spec.cwd)
+                    await self._session(job_id, admitted)
         except CodingError as exc:
             log.warning("job %s failed: %s", job_id, exc.code)
             if exc.detail:
@@ -148,6 +157,9 @@ class Daemon(AgentRuntimeDaemonClient):
                     return await self._said(live, session, verb, value)
         except (CodecError, KeyError, TypeError, AttributeError):
             raise CodingError("coding.daemon_payload_invalid") from None
+        except Refused as exc:
+            self._audit.write(self.url, job_id, "refused", exc.code)
+            raise
         except (TurnInProgress, ProcessCleanupUnconfirmed) as exc:
             # Not a success of this command; whether anything is left is told by the end of the job itself.
             log.error("job %s: %s: %s", job_id, verb, exc)
@@ -173,12 +185,15 @@ class Daemon(AgentRuntimeDaemonClient):
         if job_id in self._proving:
             return
         self._proving.add(job_id)
+        left = self._table.left(job_id)
         while not await self._table.prove(job_id):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limits.DAEMON_ORPHAN_RETRY):
                     await self._stopping.wait()
             if self._stopping.is_set():
                 return
+        if left:
+            self._audit.write(self.url, job_id, "recovered")
         self.orphan_ended(job_id)
 
     def on_state(self, state: str, detail: str = "") -> None:
@@ -202,9 +217,13 @@ class Daemon(AgentRuntimeDaemonClient):
             live = self._live[job_id] = _Live(proxy)
             held.callback(self._live.pop, job_id, None)
             spec = dataclasses.replace(spec, mcp_servers=live.servers(spec.mcp_servers))
+            launcher = JobLauncher(LocalLauncher(recorded_path=self._policy.path), self._table, job_id)
+            if admitted.worktree:
+                async with self._worktrees:
+                    made = await worktree(launcher, spec.cwd, admitted.worktree)
+                spec = dataclasses.replace(spec, cwd=str(workspace(admitted.agent.workspaces, made)))
             if spec.resume_session_id:
                 await held.enter_async_context(_guard(spec, spec.resume_session_id))
-            launcher = JobLauncher(LocalLauncher(recorded_path=self._policy.path), self._table, job_id)
             session = await self._drivers[admitted.agent.driver].open(spec, launcher)
             held.push_async_callback(_closed, session)
             if session.session_id != spec.resume_session_id:

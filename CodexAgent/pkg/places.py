@@ -2,7 +2,7 @@
 
 ``local`` is this machine (refused in the shared pool, which has neither processes nor a disk of its own per installation),
 ``remote-ssh`` another account over SSH (allowed everywhere, in the pool with nothing of the worker's own account), ``daemon`` a
-user's own machine.
+user's own machine, whose daemon alone knows command lines and directories (allowed everywhere).
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pkg import runtime_support
 from pkg.errors import Refused
+from pkg.hubs import DaemonWay, daemon_way
 from pkg.identity import Authority
 from pkg.interactions import Inside, inside_lexically, inside_really
 from pkg.launch import Launcher, LocalLauncher
 from pkg.launch_ssh import SshLauncher, SshTarget
+from pkg.remote_session import DaemonPlace
 from pkg.settings import PluginSettings, RunnerSettings
 
 
@@ -33,15 +37,28 @@ class Place:
     """What only one run at a time may have."""
     way: str = ""
     """A digest of all that the way there was set up with: a kept session is not used after one of it changed."""
+    daemon: DaemonWay | None = None
+    """How a daemon is reached, where sessions are opened by one."""
+    worktree: str = ""
+    """The worktree of the workspace that a daemon is asked to work in."""
 
 
-def place_of(settings: RunnerSettings, plugin: PluginSettings, authority: Authority) -> Place:
-    """The place the form asks for; raises :class:`pkg.errors.CodingError` when it can't be had."""
-    if settings.location == "daemon":
-        raise Refused("coding.daemon_not_available")
+def place_of(
+    settings: RunnerSettings, plugin: PluginSettings, config: Mapping[str, Any], authority: Authority, product: str
+) -> Place:
+    """The place the form asks for; raises :class:`pkg.errors.CodingError` when it can't be had.
+
+    ``config`` is the plugin's form as it is stored, ``product`` the name under which the package's hub is known.
+    """
     launcher: Launcher
+    daemon = None
     way = ""
-    if settings.location == "local":
+    if settings.location == "daemon":
+        daemon = daemon_way(settings, plugin, config, authority, product)
+        workspace = settings.workspace
+        launcher = DaemonPlace(settings.daemon_id)
+        way = f"agent {settings.daemon_agent}"
+    elif settings.location == "local":
         if authority.pooled:
             raise Refused("coding.local_in_pool")
         workspace = str(runtime_support.local_workspace(settings.workspace))
@@ -53,7 +70,9 @@ def place_of(settings: RunnerSettings, plugin: PluginSettings, authority: Author
         way = hashlib.sha256(json.dumps(dataclasses.asdict(target)).encode("ascii")).hexdigest()
     exclusive = settings.workspace_mode == "exclusive"
     locks = (f"workspace {launcher.machine} {workspace}",) if exclusive else ()
-    return Place(launcher, workspace, may_keep=not authority.pooled, locks=locks, way=way)
+    # In the pool a session may only be kept where nothing of it is in the worker.
+    keep = daemon is not None or not authority.pooled
+    return Place(launcher, workspace, may_keep=keep, locks=locks, way=way, daemon=daemon)
 
 
 def inside_of(launcher: Launcher, directory: str) -> Inside:

@@ -8,6 +8,8 @@ goes back and counts through a suspend.
 Guarantees:
 
 - nothing but the handshake is heard before the hub has proven that it has this daemon's key;
+- a rejection, which is never sealed, is final only where nobody but the hub can answer (``authentic``); elsewhere it ends the
+  connection, as anybody on the way could, and no job;
 - what a job emits while nobody is connected is kept, in order, and sent from where the hub says it stands; when the journal is
   full the producer is held back, never the connection or another job;
 - every command of the hub reaches the shell at most once, in order;
@@ -130,13 +132,15 @@ class DaemonProtocol:
         spill: Callable[[str], Spill | None] | None = None,
         metadata: Mapping[str, Json] | None = None,
         features: tuple[str, ...] = (),
+        authentic: bool = True,
         times: RelayTimes | None = None,
     ) -> None:
         """``key`` is the daemon key (:func:`pkg.relay_auth.daemon_key`), ``incarnation`` this process's own id.
 
         ``quiesced`` and ``unproven`` are the jobs an earlier process left in the table: those of which nothing is left, and
-        those that could not be ended. ``spill(job_id)`` makes a job's disk journal. Raises ``ValueError`` for an impossible
-        daemon id, and for metadata and features that do not fit into a hello.
+        those that could not be ended. ``spill(job_id)`` makes a job's disk journal. ``authentic``: nobody but the hub can
+        answer on a connection, whatever its seals. Raises ``ValueError`` for an impossible daemon id, and for metadata and
+        features that do not fit into a hello.
         """
         if not valid_daemon_id(daemon_id):
             raise ValueError("a daemon id has 1 to 128 characters and no control characters")
@@ -145,6 +149,7 @@ class DaemonProtocol:
         self.times = times or RelayTimes()
         self.counters = Counters()
         self._key = key
+        self._authentic = authentic
         self._random = random
         self._table = table
         self._spill = spill
@@ -271,6 +276,8 @@ class DaemonProtocol:
         if self._stage == "offline":
             return
         was_live = self._stage == "live"
+        rejected = code == CLOSE_FATAL
+        fatal = rejected and self._authentic
         self._now = now
         self._stage = "offline"
         self._channel = self._handshake = None
@@ -281,10 +288,10 @@ class DaemonProtocol:
             self._lost_at = self._heard if now >= self._heard + self.times.dead else now
         for job in list(self._jobs.values()):
             job.queued = job.ack_waits = False
-            if code == CLOSE_FATAL or (was_live and job.lease == 0):
+            if fatal or (was_live and job.lease == 0):
                 self._expire(job, "disconnected")
         if code:
-            self._events.append(Refused(reason, fatal=code == CLOSE_FATAL))
+            self._events.append(Refused(_printable(reason), fatal=fatal, claimed=rejected and not fatal))
 
     def tick(self, now: float) -> None:
         """Let time pass: heartbeats, a silent hub, leases, late acknowledgements."""
@@ -319,9 +326,8 @@ class DaemonProtocol:
         if self._stage == "challenge" and kind == "hub.challenge":
             if message.get("protocol") != PROTOCOL:
                 self._close = (CLOSE_FATAL, "protocol_unsupported")
-                self._events.append(
-                    Refused(f"the hub does not speak {PROTOCOL}; upgrade the plugin or this daemon", fatal=True)
-                )
+                reason = f"the hub does not speak {PROTOCOL}; upgrade the plugin or this daemon"
+                self._events.append(Refused(reason, fatal=self._authentic, claimed=not self._authentic))
                 return
             self._epoch = text_of(message, "epoch", 64)
             nonce_of(message)
@@ -686,3 +692,8 @@ class DaemonProtocol:
         # A table that cannot be written still lists the job, and the next process proves it again.
         with contextlib.suppress(OSError):
             self._table.quiesced(job_id)
+
+
+def _printable(reason: str) -> str:
+    """A close reason without what a terminal or a log would act on."""
+    return "".join(character if character.isprintable() else "?" for character in reason)

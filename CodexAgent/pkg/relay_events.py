@@ -242,10 +242,14 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The connection cannot be used. ``fatal``: trying again is no use until a person has acted on ``reason``."""
+    """The connection cannot be used. ``fatal``: trying again is no use until a person has acted on ``reason``.
+
+    ``claimed``: a rejection that anybody on the way could have made up; it is told, and tried again slowly.
+    """
 
     reason: str
     fatal: bool
+    claimed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +317,7 @@ class Backoff:
         self._tries = 0
 
     def next(self, *, network: bool = False) -> float:
-        """Seconds to wait now; ``network`` when names or certificates failed, not merely the connection."""
+        """Seconds to wait now; ``network`` when names, certificates or a credential failed, not merely the connection."""
         most = limits.RELAY_BACKOFF_NETWORK if network else limits.RELAY_BACKOFF_REFUSED
         whole = min(most, limits.RELAY_BACKOFF * 2.0 ** min(self._tries, 16))
         self._tries += 1

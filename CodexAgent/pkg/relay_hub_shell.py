@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import logging
 import os
@@ -22,7 +23,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, I
 from pathlib import Path
 from typing import Any, Final, TypedDict
 
-from pkg import installations, limits
+from pkg import installations, limits, runtime_support
 from pkg.agent_api import Json
 from pkg.relay_auth import TOKEN_COMMAND, token_problem
 from pkg.relay_errors import AgentRuntimeDaemonError, relay_error
@@ -30,6 +31,7 @@ from pkg.relay_events import RelayTimes
 from pkg.relay_job import Job, Tools
 from pkg.relay_listener import Listener, open_listener
 from pkg.relay_markers import DiskMarkers
+from pkg.runtime_support import WorkerShape
 from pkg.tools_listener import to_the_end
 
 log = logging.getLogger(__name__)
@@ -68,13 +70,15 @@ def agent_runtime_daemon_config_from_plugin_config(
     env_prefix: str = "LANGBOT_AGENT_RUNTIME_DAEMON",
     default_host: str = DEFAULT_HOST,
     default_port: int = DEFAULT_PORT,
+    environ: Mapping[str, str] | None = None,
 ) -> DaemonHubConfig:
     """A hub's settings out of a plugin's form, and of the environment (``<env_prefix>_ENABLED`` …)."""
     form = config or {}
+    environ = os.environ if environ is None else environ
 
     def setting(name: str) -> Any:
         value = form.get(f"daemon-{name}")
-        return os.environ.get(f"{env_prefix}_{name.upper()}", "") if value is None or value == "" else value
+        return environ.get(f"{env_prefix}_{name.upper()}", "") if value is None or value == "" else value
 
     enabled = setting("enabled")
     port = setting("port")
@@ -195,7 +199,8 @@ class AgentRuntimeDaemonHub:
         Raises :class:`AgentRuntimeDaemonError`: ``daemon_token_required``, ``daemon_token_conflict``, ``daemon_hub_conflict``,
         ``daemon_bind_failed``, ``revoked``.
         """
-        problem = token_problem(token) if self._shared else "" if token else "missing"
+        strict = self._shared or runtime_support.worker_shape() is WorkerShape.JAIL
+        problem = token_problem(token) if strict else "" if token else "missing"
         if problem:
             raise self._error("daemon_token_required", problem=problem, command=TOKEN_COMMAND)
         await to_the_end(self._start(host, port, token))
@@ -283,9 +288,7 @@ class AgentRuntimeDaemonHub:
 
     def _revoke(self) -> None:
         """The installation is gone: nothing of it is left when this returns, but for tasks that its revocation awaits."""
-        for key, hub in list(_hubs.items()):
-            if hub is self:
-                del _hubs[key]
+        _forget(self)
         listener = self._leave()
         if listener is not None:
             listener.drop(self._installation)
@@ -313,9 +316,9 @@ class AgentRuntimeDaemonHub:
 
     @contextlib.asynccontextmanager
     async def in_use(self, host: str, port: int, token: str) -> AsyncIterator[None]:
-        """Started, and kept so while the block runs; see :meth:`start`."""
+        """Started with these settings, and kept so while the block runs; see :meth:`reconfigure`."""
         with self._needed():
-            await self.start(host, port, token)
+            await self.reconfigure(host, port, token)
             yield
         self.release()
 
@@ -454,7 +457,14 @@ def get_agent_runtime_daemon_hub(
         hub = _hubs[key, installation] = AgentRuntimeDaemonHub(
             error_code_prefix=error_code_prefix, state_dir=state_dir, installation=installation, shared=shared
         )
+        # Also one that is not started leaves with its installation.
+        installations.installation(installation).hold(functools.partial(_forget, hub))
     return hub
+
+
+def _forget(hub: AgentRuntimeDaemonHub) -> None:
+    for key in [key for key, known in _hubs.items() if known is hub]:
+        del _hubs[key]
 
 
 def revoke(installation: Hashable) -> None:

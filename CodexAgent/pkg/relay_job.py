@@ -7,7 +7,7 @@ act with that run's authority and end with it; nothing else of a job has a conte
 Guarantees: events come once and in order, and the daemon is told that one batch is done when the next is asked for, so a slow
 consumer holds back its own agent and nothing else; every command ends with an answer or an error; :meth:`Job.cancel` returns
 when the daemon has proven that nothing of the job is left, however often the caller is cancelled meanwhile, and raises
-:class:`pkg.errors.ProcessCleanupUnconfirmed` when it cannot.
+:class:`pkg.errors.DaemonFenced` when it cannot.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from pkg import limits
-from pkg.errors import ProcessCleanupUnconfirmed
+from pkg.errors import DaemonFenced
 from pkg.relay_errors import AgentRuntimeDaemonError, relay_error
 from pkg.relay_events import CommandResult, JobEvents, JobFinished, JobLost, JobUnconfirmed, McpRequest, Outcome, Verb
 from pkg.relay_frames import Json
@@ -112,7 +112,7 @@ class Job:
         """End the job: its tools at once, its agent provenly.
 
         Idempotent. A cancellation of the caller is raised after the end. Raises
-        :class:`pkg.errors.ProcessCleanupUnconfirmed` when the daemon did not prove the end (it gets no job until it does).
+        :class:`pkg.errors.DaemonFenced` when the daemon did not prove the end (it gets no job until it does).
         """
         cancelled: asyncio.CancelledError | None = None
         self._stop()
@@ -125,7 +125,7 @@ class Job:
             except asyncio.CancelledError as exc:
                 cancelled = exc
         if self.unconfirmed:
-            raise ProcessCleanupUnconfirmed("a daemon has not proven that a job's processes are gone")
+            raise DaemonFenced(self.daemon_id)
         if cancelled is not None:
             raise cancelled
 

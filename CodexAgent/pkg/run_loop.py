@@ -46,7 +46,7 @@ from pkg.agent_api import (
     SessionStarted,
     TurnEnded,
 )
-from pkg.errors import AgentDied, CodingError, ProcessCleanupUnconfirmed, Refused, referenced
+from pkg.errors import AgentDied, CodingError, DaemonFenced, ProcessCleanupUnconfirmed, Refused, referenced
 from pkg.held_session import Held, ended
 from pkg.installations import Installation
 from pkg.message_queue import MessageQueue
@@ -193,6 +193,9 @@ class _Run:
         except CodingError as exc:
             log.warning("run %s (%s) ended: %s", self.ctx.run_id, self.correlation, exc.code)
             return exc
+        except DaemonFenced as exc:
+            log.error("run %s (%s): %s", self.ctx.run_id, self.correlation, exc)
+            return Refused("coding.daemon_fenced", retryable=True, daemon=exc.daemon)
         except ProcessCleanupUnconfirmed as exc:
             log.error("run %s (%s): %s", self.ctx.run_id, self.correlation, exc)
             if self._installation is not None:

@@ -23,10 +23,10 @@ from langbot_plugin.api.definition.components.runner.runner import Runner
 from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
 
 from pkg import identity, limits
-from pkg.agent_api import SessionSpec
+from pkg.agent_api import AgentDriver, SessionSpec
 from pkg.held_session import Held, discarded, fingerprint, interrupted, start, stored
 from pkg.installations import Installation, Lease
-from pkg.langbot_tools import SessionTools, open_session_tools
+from pkg.langbot_tools import AddressedTools, SessionTools, open_session_tools
 from pkg.places import Place, place_of
 from pkg.product import Product, SpecInputs
 from pkg.session_store import SessionStore
@@ -100,6 +100,7 @@ class RunSession:
         self._plan: _Plan | None = None
         self._leases: dict[str, Lease] = {}
         self._tools = contextlib.AsyncExitStack()
+        self._hub = contextlib.AsyncExitStack()
         self._loose: SessionTools | None = None
         self._opening: asyncio.Task[LiveSession] | None = None
         self._acquiring: asyncio.Task[Lease] | None = None
@@ -116,6 +117,7 @@ class RunSession:
         if self._plan is None:
             self._plan = await self._planned(asked)
         plan, settings, installation = self._plan, asked.settings, asked.installation
+        await self._connected(plan.place)
         live = installation.warm.take(plan.key, plan.opened_with) if settings.reuse_session else None
         if live is not None:
             held = self.held = Held(live, live.attach(), plan.place, plan.keep, broken=True)
@@ -127,11 +129,10 @@ class RunSession:
             if not resume and settings.reuse_session:
                 resume = await self._run.during(plan.store.load()) or ""
             spec = dataclasses.replace(plan.spec, resume_session_id=resume)
-            tools = await self._new_tools(asked) if settings.langbot_assets_enabled else None
+            tools = await self._new_tools(asked, plan.place) if settings.langbot_assets_enabled else None
             made = partial(LiveSession, plan.key, plan.opened_with, adopt=installation.adopt)
-            self._opening = installation.adopt(
-                start(self._run.product.driver, spec, plan.place, tools, made), name="session open"
-            )
+            driver = self._driver(plan.place, tools, asked)
+            self._opening = installation.adopt(start(driver, spec, plan.place, tools, made), name="session open")
             live = await self._run.until(self._opening)
             self._opening, self._loose = None, None
             held = self.held = Held(live, live.channel, plan.place, plan.keep)
@@ -155,6 +156,7 @@ class RunSession:
     async def release(self, installation: Installation, *, revoked: bool) -> None:
         """Give everything back: the tools, the session (kept or closed), the locks. For the run's end, once."""
         async with contextlib.AsyncExitStack() as steps:
+            steps.push_async_callback(self._hub.aclose)
             if self._acquiring is not None:
                 steps.push_async_callback(_given_back, self._acquiring)
             for lease in self._leases.values():
@@ -170,10 +172,14 @@ class RunSession:
     async def _planned(self, asked: Asked) -> _Plan:
         """Decide on the session and take its locks; may be tried again."""
         authority, settings, plugin = asked.authority, asked.settings, asked.plugin
-        place = place_of(settings, plugin, authority)
+        product = self._run.product
+        place = place_of(settings, plugin, self._run.runner.get_plugin_config(), authority, product.name)
+        if place.daemon is not None:
+            await self._hub.aclose()
+            await self._hub.enter_async_context(place.daemon.in_use())
         if settings.workspace_mode == "worktree":
             place = await self._in_worktree(place, asked)
-        spec = self._run.product.spec(
+        spec = product.spec(
             settings,
             SpecInputs(
                 workspace=place.workspace,
@@ -187,9 +193,9 @@ class RunSession:
             authority,
             self._run.conversation,
             owner,
-            agent=f"{self._run.product.name} {self._run.product.agent(settings)}",
+            agent=f"{product.name} {product.agent(settings) if place.daemon is None else f'named {settings.daemon_agent}'}",
             machine=place.launcher.machine,
-            workspace=place.workspace,
+            workspace=f"{place.workspace} worktree {place.worktree}" if place.worktree else place.workspace,
         )
         for name in (f"session {stored_key}", *place.locks):
             await self._lock(asked.installation, name)
@@ -222,10 +228,13 @@ class RunSession:
         name = identity.session_key(
             asked.authority, self._run.conversation, None, agent="worktree", machine=launcher.machine, workspace=workspace
         )
+        name = name[:15]
+        if place.daemon is not None:
+            return dataclasses.replace(place, worktree=name)
         lock = f"worktree {name}"
         await self._lock(asked.installation, lock)
         try:
-            path = await self._run.during(worktree(launcher, workspace, name[:15]))
+            path = await self._run.during(worktree(launcher, workspace, name))
         finally:
             self._leases.pop(lock).release()
         return dataclasses.replace(place, workspace=path)
@@ -244,9 +253,28 @@ class RunSession:
         self._leases[name] = lease
         self._acquiring = None
 
-    async def _new_tools(self, asked: Asked) -> SessionTools:
-        """An address of their own for LangBot's tools, answering for this run; closed with the session it is given to."""
-        tools = self._loose = await open_session_tools(asked.authority.binding)
+    async def _connected(self, place: Place) -> None:
+        """Wait for the daemon, where the session is on one; told when that takes longer."""
+        if place.daemon is None:
+            return
+        waiting = self._run.spawn(place.daemon.connected())
+        await self._run.until(waiting, limits.DAEMON_WAIT_NOTICE)
+        if not waiting.done():
+            await self._run.tell("status.waiting_for_daemon", {"daemon": place.daemon.daemon_id})
+            await self._run.until(waiting)
+
+    def _driver(self, place: Place, tools: SessionTools | None, asked: Asked) -> AgentDriver:
+        """What opens sessions there."""
+        driver = self._run.product.driver
+        if place.daemon is None:
+            return driver
+        actor = identity.scoped_name(asked.authority, asked.actor)
+        return place.daemon.driver(driver.name, actor=actor, worktree=place.worktree, tools=tools)
+
+    async def _new_tools(self, asked: Asked, place: Place) -> SessionTools:
+        """A way of their own to LangBot's tools, answering for this run; closed with the session it is given to."""
+        binding = asked.authority.binding
+        tools = self._loose = SessionTools(binding) if place.daemon is not None else await open_session_tools(binding)
         await self._attach_tools(tools, asked.settings)
         return tools
 
@@ -260,8 +288,9 @@ class RunSession:
         if not isinstance(kept, SessionTools):
             return
         if live.session.capabilities.live_mcp and plan.place.launcher.local:
-            fresh = await self._new_tools(asked)
-            if await self._run.during(live.session.renew_mcp((*plan.spec.mcp_servers, fresh.server))):
+            fresh = await self._new_tools(asked, plan.place)
+            own = (fresh.server,) if isinstance(fresh, AddressedTools) else ()
+            if await self._run.during(live.session.renew_mcp((*plan.spec.mcp_servers, *own))):
                 live.companion, self._loose = fresh, None
                 await kept.close()
                 return

@@ -10,4 +10,4 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from demo_agent.server import main
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

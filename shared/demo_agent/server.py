@@ -7,6 +7,7 @@ started.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -14,7 +15,7 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from demo_agent import sentences
@@ -76,8 +77,9 @@ class Session:
 class Server:
     """Everything the agent says and hears."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """The two ends of the client's pipe pair."""
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pause: float) -> None:
+        """The ends of the client's pipe pair; ``pause`` is seconds between the begin of a tool call or text and the rest."""
+        self._pause = pause
         self._reader = reader
         self._writer = writer
         self._sessions: dict[str, Session] = {}
@@ -267,6 +269,7 @@ class Server:
         await self._update(session, {"sessionUpdate": "tool_call", **tool.described()})
         status = "failed"
         try:
+            await asyncio.sleep(self._pause)
             yield tool
             status = "failed" if tool.failed else "completed"
         finally:
@@ -281,7 +284,8 @@ class Server:
         for start in range(0, len(text), PIECE):
             content = {"type": "text", "text": text[start : start + PIECE]}
             await self._update(session, {"sessionUpdate": "agent_message_chunk", "content": content})
-            await asyncio.sleep(PIECE_SECONDS)
+            begins = not start and text.strip()
+            await asyncio.sleep(PIECE_SECONDS + self._pause if begins else PIECE_SECONDS)
 
     async def _update(self, session: Session, update: Json) -> None:
         await self._send({"method": "session/update", "params": {"sessionId": session.session_id, "update": update}})
@@ -354,17 +358,21 @@ async def _collect(stream: asyncio.StreamReader | None, output: bytearray) -> No
         del output[: -4 * OUTPUT_CHARS]
 
 
-async def _serve() -> None:
+async def _serve(pause: float) -> None:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=LINE_BYTES)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
     transport, protocol = await loop.connect_write_pipe(lambda: asyncio.streams.FlowControlMixin(loop=loop), sys.stdout.buffer)
     writer = asyncio.StreamWriter(transport, protocol, None, loop)
     with contextlib.suppress(ConnectionError):
-        await Server(reader, writer).serve()
+        await Server(reader, writer, pause).serve()
 
 
-def main() -> None:
-    """Serve on stdin and stdout until stdin ends."""
+def main(arguments: Sequence[str]) -> None:
+    """Serve on stdin and stdout until stdin ends; ``--pause SECONDS`` makes it slow enough to be watched."""
+    parser = argparse.ArgumentParser(prog="demo_agent", description="A coding agent without a language model, over ACP.")
+    parser.add_argument(
+        "--pause", type=float, default=0.0, help="seconds between the begin of a tool call or text and the rest"
+    )
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve())
+        asyncio.run(_serve(parser.parse_args(arguments).pause))

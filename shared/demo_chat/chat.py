@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import re
 import shlex
@@ -27,6 +28,7 @@ from typing import Any, TextIO
 from agent import presets
 from demo_chat.person import Lines, Permissions
 from demo_chat.screen import Screen
+from demo_chat.workstation import LONGEST_BLIP, Workstation
 from testkit.sdk_worker import SdkWorker, built, sdk_worker
 from tooling import SetupError, steps
 
@@ -39,7 +41,11 @@ POLICIES = {
 }
 DEMO_AGENT = "the demo agent (no language model)"
 CREDENTIALS = re.compile(r"^(ANTHROPIC|CLAUDE|OPENAI|CODEX|GEMINI|GOOGLE|OPENCODE|DASHSCOPE|QWEN)_[A-Z0-9_]+$")
-"""Environment variables by which agents find their account; they travel as secrets of the plugin form."""
+"""Environment variables by which agents find their account; a daemon has them in its own environment, elsewhere they travel
+as secrets of the plugin form."""
+PLACES = ("local", "daemon")
+PAUSE = 1.0
+"""Seconds the demo's own agent pauses while it works when its path is to be cut: a turn that is over can't be."""
 TICK = 0.2
 """Seconds between two looks at what the screen holds back."""
 IMPATIENCE = 3
@@ -56,6 +62,9 @@ class Options:
     policy: str
     agent: str
     say: str | None
+    place: str
+    blip: float | None
+    """Seconds; ``None`` cuts nothing."""
 
 
 def options(arguments: Sequence[str]) -> Options:
@@ -71,6 +80,16 @@ def options(arguments: Sequence[str]) -> Options:
     named = ", ".join(f"acp:{name}" for name in presets.PRESETS)
     parser.add_argument("--agent", help=f"{named}, or a command that speaks ACP (default: {DEMO_AGENT})")
     parser.add_argument("--say", metavar="TEXT", help="send one message, show the answer and leave; fails unless there is one")
+    parser.add_argument(
+        "--place",
+        choices=PLACES,
+        default="local",
+        help="where the agent runs: local, beside the plugin, or daemon, under a daemon process that dials out to the plugin "
+        "as one on another machine would (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--blip", type=float, metavar="SECONDS", help="with --place daemon: cut its connection for so long in every answer"
+    )
     given = parser.parse_args(arguments)
     kind, colon, name = (given.agent or "").partition(":")
     if kind == "acp" and colon and name not in presets.PRESETS:
@@ -81,7 +100,12 @@ def options(arguments: Sequence[str]) -> Options:
         parser.error(f"{given.workspace} is not a directory")
     if given.say is not None and not given.say.strip():
         parser.error("--say needs a message")
-    return Options(given.workspace and given.workspace.resolve(), given.policy, given.agent or "", given.say)
+    if given.blip is not None and given.place != "daemon":
+        parser.error("--blip cuts the path to a daemon: it needs --place daemon")
+    if given.blip is not None and not (math.isfinite(given.blip) and 0 < given.blip <= LONGEST_BLIP):
+        parser.error(f"--blip needs a number of seconds, at most {LONGEST_BLIP:g}: a job outlives no longer cut")
+    workspace = given.workspace and given.workspace.resolve()
+    return Options(workspace, given.policy, given.agent or "", given.say, given.place, given.blip)
 
 
 def _is_command(text: str) -> bool:
@@ -91,39 +115,74 @@ def _is_command(text: str) -> bool:
         return False
 
 
-def runner_form(chosen: Options, workspace: Path, home: Path, gate: Path | None) -> dict[str, Any]:
-    """The runner form as an operator would fill it in; with ``gate``, the socket where permission is asked.
+def agent_command(chosen: Options, gate: Path | None) -> tuple[str, ...]:
+    """The agent's command line; empty for one that the runner finds by its name. ``gate`` is where permission is asked."""
+    kind, _, name = chosen.agent.partition(":")
+    preset = name if kind == "acp" else ""
+    if not chosen.agent:
+        slowly = () if chosen.blip is None else ("--pause", str(PAUSE))
+        command: tuple[str, ...] = (sys.executable, "-I", "-S", str(SHARED / "demo_agent"), *slowly)
+    elif not preset:
+        command = tuple(shlex.split(chosen.agent))
+    elif gate is None and chosen.place == "local":
+        return ()
+    else:
+        command = presets.command_for(preset, "", shutil.which)
+    if gate is not None:
+        command = (sys.executable, "-I", "-S", str(SHARED / "demo_chat" / "gate.py"), str(gate), "--", *command)
+    return command
+
+
+def environment(chosen: Options, home: Path) -> dict[str, str]:
+    """What the agent has of this shell's environment, without credentials.
 
     A real agent has the person's home, where its account is; the demo's own has ``home`` and leaves nothing in the person's.
     """
-    kind, _, name = chosen.agent.partition(":")
-    preset = name if kind == "acp" else ""
-    command: Sequence[str] = shlex.split(chosen.agent) if not preset else ()
-    if not chosen.agent:
-        command = (sys.executable, "-I", "-S", str(SHARED / "demo_agent"))
-    if gate is not None:
-        command = command or presets.command_for(preset, "", shutil.which)
-        command = (sys.executable, "-I", "-S", str(SHARED / "demo_chat" / "gate.py"), str(gate), "--", *command)
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    return kept if chosen.agent else {**kept, "HOME": str(home)}
+
+
+def credentials() -> dict[str, str]:
+    """The accounts that this shell's environment names."""
+    return {name: value for name, value in os.environ.items() if CREDENTIALS.match(name)}
+
+
+def runner_form(chosen: Options) -> dict[str, Any]:
+    """What the runner form says wherever the agent runs."""
     return {
-        "provider": "custom" if command else preset,
-        "acp-command": shlex.join(command),
-        "location": "local",
-        "workspace": str(workspace),
         "approval-policy": chosen.policy,
-        "env-json": {
-            **{name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ},
-            **({} if chosen.agent else {"HOME": str(home)}),
-            **{name: f"${{secret:{name}}}" for name in os.environ if CREDENTIALS.match(name)},
-        },
         "langbot-assets-enabled": False,
         "show-progress": False,
         "language": "en_US",
     }
 
 
-def plugin_form() -> dict[str, Any]:
-    """The plugin form: the accounts that this shell's environment names."""
-    return {"agent-secret-values": json.dumps({name: value for name, value in os.environ.items() if CREDENTIALS.match(name)})}
+def local_form(chosen: Options, command: Sequence[str], workspace: Path, home: Path) -> dict[str, Any]:
+    """What the runner form says of an agent beside the plugin, as an operator would fill it in."""
+    return {
+        "provider": "custom" if command else chosen.agent.partition(":")[2],
+        "acp-command": shlex.join(command),
+        "location": "local",
+        "workspace": str(workspace),
+        "env-json": {**environment(chosen, home), **{name: f"${{secret:{name}}}" for name in credentials()}},
+    }
+
+
+def workstation(
+    chosen: Options, command: Sequence[str], workspace: Path, home: Path, base: Path, screen: Screen
+) -> Workstation:
+    """The machine of ``--place daemon``: what an operator writes into the form for a local agent, its owner writes there."""
+    accounts = credentials() if chosen.agent else {}
+    return Workstation(
+        base / "machine",
+        command=command,
+        workspace=workspace,
+        approval=chosen.policy,
+        environment={**environment(chosen, home), **accounts},
+        shared=tuple(accounts),
+        blip=chosen.blip,
+        tell=screen.aside,
+    )
 
 
 class Interrupts:
@@ -170,11 +229,12 @@ class Interrupts:
 class Chat:
     """The conversation: one message at a time, each to its end or until it is cancelled."""
 
-    def __init__(self, worker: SdkWorker, screen: Screen, form: dict[str, Any]) -> None:
-        """A conversation with the installed runner under this runner form."""
+    def __init__(self, worker: SdkWorker, screen: Screen, form: dict[str, Any], machine: Workstation | None) -> None:
+        """A conversation with the installed runner under this runner form; ``machine`` is where the agent runs, if not here."""
         self._worker = worker
         self._screen = screen
         self._form = form
+        self._machine = machine
         self._count = 0
         self._run: asyncio.Task[None] | None = None
         self._warned = False
@@ -195,6 +255,9 @@ class Chat:
         self._screen.resume()
         if self._run.cancelled():
             self._screen.note("(cancelled)")
+        if self._machine is not None:
+            await self._machine.answer_ended()
+        if self._run.cancelled():
             return False
         self._run.result()
         return bool(self._screen.answer.strip()) and not self._screen.problem
@@ -204,6 +267,8 @@ class Chat:
         async with contextlib.aclosing(stream) as results:
             async for result in results:
                 self._screen.result(result.model_dump(mode="json"))
+                if self._machine is not None and self._screen.begun:
+                    self._machine.answer_begun()
 
     def interrupt(self) -> bool:
         """Ctrl-C: cancel what runs; with nothing running say first that another one leaves. False when it is to leave."""
@@ -247,13 +312,19 @@ async def converse(chosen: Options, out: TextIO, log: Path, base: Path) -> int:
         gate = base / "gate" if asked and lines is not None else None
         if gate is not None and lines is not None:
             await stack.enter_async_context(Permissions(screen, lines).listening(gate))
-        screen.note("building the package and starting it in a worker of the SDK's runtime")
-        worker = await stack.enter_async_context(
-            sdk_worker(await asyncio.to_thread(built), base / "runtime", installations={"demo": plugin_form()})
-        )
         home = base / "home"
         home.mkdir()
-        chat = Chat(worker, screen, runner_form(chosen, workspace, home, gate))
+        command = agent_command(chosen, gate)
+        machine = None if chosen.place == "local" else workstation(chosen, command, workspace, home, base, screen)
+        plugin = machine.plugin_form if machine is not None else {"agent-secret-values": json.dumps(credentials())}
+        place = machine.runner_form if machine is not None else local_form(chosen, command, workspace, home)
+        screen.note("building the package and starting it in a worker of the SDK's runtime")
+        worker = await stack.enter_async_context(
+            sdk_worker(await asyncio.to_thread(built), base / "runtime", installations={"demo": plugin})
+        )
+        if machine is not None:
+            await stack.enter_async_context(machine.running())
+        chat = Chat(worker, screen, {**runner_form(chosen), **place}, machine)
         interrupts.instead = chat.interrupt
         if chosen.say is None:
             if lines is not None:

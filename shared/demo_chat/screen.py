@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 Json = Any
@@ -42,8 +42,10 @@ class Screen:
         self._tools: dict[str, str] = {}
         self._held: list[str] = []
         self._asking = False
-        self._later: list[Mapping[str, Json]] = []
+        self._later: list[Callable[[], None]] = []
         self._written_at = 0.0
+        self.begun = False
+        """Whether anything of the current run's answer has come, a text or a tool call."""
         self.answer = ""
         """All completed messages of the current run."""
         self.problem = ""
@@ -51,13 +53,13 @@ class Screen:
 
     def begin(self) -> None:
         """A run begins."""
-        self._shown, self.answer, self.problem = "", "", ""
+        self._shown, self.answer, self.problem, self.begun = "", "", "", False
         self._tools.clear()
 
     def result(self, result: Mapping[str, Json]) -> None:
         """Print one result of the runner."""
         if self._asking:
-            self._later.append(result)
+            self._later.append(lambda: self.result(result))
             return
         data = result.get("data") or {}
         match result.get("type"):
@@ -66,6 +68,7 @@ class Screen:
             case "message.completed":
                 self._complete(_text(data.get("message")))
             case "tool.call.started":
+                self.begun = True
                 title = printable(str(data.get("tool_name") or "tool"))
                 self._tools[str(data.get("tool_call_id"))] = title
                 self._hold(f"▸ {title}")
@@ -90,6 +93,13 @@ class Screen:
             self._release()
         self._write(f"\x1b[2m  {text}\x1b[0m\n" if self._color else f"  {text}\n")
 
+    def aside(self, text: str) -> None:
+        """A line of our own that can wait, as a tool's does, for the end of a line of the answer, and for what is typed."""
+        if self._asking:
+            self._later.append(lambda: self.aside(text))
+        else:
+            self._hold(text)
+
     def ask(self, text: str) -> None:
         """Text before something is typed; the line stays open until :meth:`answered`, or until a line of our own is due."""
         self.resume()
@@ -113,8 +123,8 @@ class Screen:
             later, self._later = self._later, []
             if later:
                 self._end_line()
-            for result in later:
-                self.result(result)
+            for tell in later:
+                tell()
 
     def tick(self) -> None:
         """To be called often: tells what has been held long enough."""
@@ -142,6 +152,7 @@ class Screen:
         if body.startswith(self._shown):
             self._answer(body[len(self._shown) :])
             self._shown = body
+            self.begun = self.begun or bool(body)
 
     def _complete(self, text: str) -> None:
         if text.startswith(self._shown):

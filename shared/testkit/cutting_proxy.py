@@ -21,21 +21,30 @@ class Pipe:
     down: bytearray = field(default_factory=bytearray)
     """Everything the server sent."""
     swallowing: bool = False
+    live: bool = True
+    """Whether neither side has ended it and it was not cut."""
 
     def abort(self) -> None:
         """Reset both sides."""
+        self.live = False
         for writer in (self.client, self.server):
             _reset(writer)
 
 
 class CuttingProxy:
-    """Listens on a free loopback port and forwards to ``target``; ``async with`` opens and closes it."""
+    """Listens on a free loopback port and forwards to ``target``; ``async with`` opens and closes it.
 
-    def __init__(self, target: tuple[str, int]) -> None:
+    With ``record`` off it forgets what passed and every connection that has ended, so that it can run for long.
+    """
+
+    def __init__(self, target: tuple[str, int], *, record: bool = True) -> None:
         self.target = target
+        self._record = record
         self.pipes: list[Pipe] = []
         """Every connection there was."""
         self.connected = asyncio.Event()
+        self.refused = 0
+        """Connections that were reset because the way was cut."""
         self._down = False
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -61,11 +70,13 @@ class CuttingProxy:
 
     # ---- misbehaviour
 
-    def cut(self) -> None:
-        """Reset every connection and every new one until :meth:`restore`."""
+    def cut(self) -> int:
+        """Reset every connection and every new one until :meth:`restore`; how many were live."""
         self._down = True
+        count = sum(pipe.live for pipe in self.pipes)
         for pipe in self.pipes:
             pipe.abort()
+        return count
 
     def restore(self) -> None:
         """Let new connections pass."""
@@ -84,6 +95,10 @@ class CuttingProxy:
         """Send a text frame to the server as if the client had."""
         self.pipes[-1].server.write(ws_frame(frame, mask=os.urandom(4)))
 
+    def inject_close(self, code: int, reason: str) -> None:
+        """Send a close frame to the client as if the server had."""
+        self.pipes[-1].client.write(ws_frame(code.to_bytes(2, "big") + reason.encode(), opcode=8))
+
     def recorded(self) -> bytes:
         """Every byte of both directions, the client's messages unmasked and raw."""
         return b"".join(bytes(pipe.up + pipe.down) + unmasked(bytes(pipe.up)) for pipe in self.pipes)
@@ -96,6 +111,7 @@ class CuttingProxy:
         self._tasks.add(task)
         try:
             if self._down:
+                self.refused += 1
                 _reset(writer)
                 return
             try:
@@ -112,13 +128,16 @@ class CuttingProxy:
                 return_exceptions=True,
             )
             pipe.abort()
+            if not self._record:
+                self.pipes.remove(pipe)
         finally:
             self._tasks.discard(task)
 
     async def _forward(self, pipe: Pipe, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, record: bytearray) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65536):
-                record += data
+                if self._record:
+                    record += data
                 if not pipe.swallowing:
                     writer.write(data)
                     await writer.drain()
@@ -149,8 +168,26 @@ def ws_frame(data: bytes, mask: bytes = b"", opcode: int = 1) -> bytes:
     return head + mask + (_masked(data, mask) if mask else data)
 
 
+def messages_of(stream: bytes) -> list[bytes]:
+    """The payloads of one direction's frames behind its HTTP head, unmasked where they are masked."""
+    _, _, rest = stream.partition(b"\r\n\r\n")
+    out: list[bytes] = []
+    while len(rest) >= 2:
+        masked, size, at = rest[1] >> 7, rest[1] & 0x7F, 2
+        if size == 126:
+            size, at = int.from_bytes(rest[2:4], "big"), 4
+        elif size == 127:
+            size, at = int.from_bytes(rest[2:10], "big"), 10
+        mask, at = (rest[at : at + 4], at + 4) if masked else (b"\0" * 4, at)
+        if len(mask) < 4 or len(rest) < at + size:
+            break
+        out.append(_masked(rest[at : at + size], mask))
+        rest = rest[at + size :]
+    return out
+
+
 def unmasked(stream: bytes) -> bytes:
-    """The payloads of a client's frames behind its HTTP request."""
+    """The payloads of a client's frames behind its HTTP request, the last one as far as it came."""
     _, _, rest = stream.partition(b"\r\n\r\n")
     out: list[bytes] = []
     while len(rest) >= 2:

@@ -135,12 +135,20 @@ class World:
     """One hub and several machines."""
 
     def __init__(
-        self, *, seed: int = 0, disk: bool = True, shared: bool = True, lease: float = 120.0, machines: int = 2
+        self,
+        *,
+        seed: int = 0,
+        disk: bool = True,
+        shared: bool = True,
+        lease: float = 120.0,
+        machines: int = 2,
+        authentic: bool = True,
     ) -> None:
         self.random = Random(0)
         self.seen: Counter[str] = Counter()
         self.shared = shared
         self.lease = lease
+        self.authentic = authentic
         self.now = 1000.0
         self.markers = Markers() if disk else None
         self.disk_full = False
@@ -220,6 +228,7 @@ class World:
             quiesced=quiesced,
             unproven=stuck,
             spill=lambda _: MemorySpill(self),
+            authentic=self.authentic,
         )
 
     # ------------------------------------------------------------------ the network

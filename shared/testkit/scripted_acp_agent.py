@@ -367,6 +367,25 @@ class Agent:
     def do_mcp(self, argument: str) -> None:
         self.chunk(self.session, json.dumps(self.sessions[self.session]["mcp"]))
 
+    def do_tool(self, argument: str) -> None:
+        """Call one of LangBot's tools through the session's first MCP server and tell the answer."""
+        import urllib.error
+        import urllib.request
+
+        name, _, parameters = argument.partition(" ")
+        server = self.sessions[self.session]["mcp"][0]
+        arguments = {"tool_name": name, "parameters": json.loads(parameters or "{}")}
+        params = {"name": "langbot_call_tool", "arguments": arguments}
+        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).encode()
+        headers = {"Content-Type": "application/json", **{item["name"]: item["value"] for item in server["headers"]}}
+        request = urllib.request.Request(server["url"], body, headers)
+        try:
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
+                told = answer.read().decode()
+        except urllib.error.HTTPError as exc:
+            told = f"HTTP {exc.code}"
+        self.chunk(self.session, told)
+
     def do_perm(self, argument: str) -> None:
         outcome = self.ask("session/request_permission", {"sessionId": self.session, **json.loads(argument)})
         self.chunk(self.session, json.dumps(outcome))

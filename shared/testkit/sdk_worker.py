@@ -8,6 +8,8 @@ through one :class:`testkit.host_actions.HostActions` per installation. Shapes:
 - ``pool``: one process for all installations, started directly instead of in nsjail (the profile needs it), with the same
   arguments and environment that the SDK's launcher gives the jail.
 
+A worker inherits nothing; what it gets besides the launcher's own variables is ``environment``.
+
 Dependencies: the runtime's own environment is first on a worker's path and here holds everything a package requires, so the
 package's own environment holds only its names unless ``real_dependencies`` lets the SDK install it from the registry.
 """
@@ -27,6 +29,7 @@ import shlex
 import signal
 import sys
 import tempfile
+import types
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -110,6 +113,21 @@ async def _record(staging: Any, requirements: Sequence[str]) -> None:
 class _Launcher(PluginWorkerLauncher):
     """The SDK's launcher with a dependency environment that only names what the runtime's own already holds."""
 
+    environment: Mapping[str, str] = types.MappingProxyType({})
+    """What every worker gets in addition; a ``PYTHONPATH`` goes behind the launcher's own."""
+
+    def create_controller(self, launch_spec: Any) -> Any:
+        controller = super().create_controller(launch_spec)
+        assert isinstance(controller, StdioClientController)
+        controller.env = self._extended(controller.env)
+        return controller
+
+    def _extended(self, given: Mapping[str, str]) -> dict[str, str]:
+        extended = {**given, **self.environment}
+        if "PYTHONPATH" in self.environment:
+            extended["PYTHONPATH"] = os.pathsep.join((given["PYTHONPATH"], self.environment["PYTHONPATH"]))
+        return extended
+
     async def prepare_dependency_environment(self, store: Any, artifact: Any, *, execution_mode: Any = None) -> Any:
         return await store.prepare(
             artifact,
@@ -128,19 +146,20 @@ class _PoolLauncher(_Launcher):
 
     def create_shared_pool_controller(self, spec: Any) -> Any:
         scratch = tempfile.mkdtemp(prefix="pool-", dir=spec.artifact.code_path.parent.parent)
+        given = {
+            PLUGIN_RUNTIME_PROFILE_ENV: "shared",
+            PLUGIN_REGISTRATION_CAPABILITY_ENV: spec.registration_capability,
+            PLUGIN_FILE_STORAGE_DIR_ENV: str(Path(scratch) / "rpc"),
+            "PYTHONPATH": str(self.runtime_import_root),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "HOME": "/tmp",
+            "TMPDIR": "/tmp",
+        }
         return StdioClientController(
             command=str(self.python_executable),
             args=["-m", "langbot_plugin.cli.__init__", "run", "-s", "--prod"],
-            env={
-                PLUGIN_RUNTIME_PROFILE_ENV: "shared",
-                PLUGIN_REGISTRATION_CAPABILITY_ENV: spec.registration_capability,
-                PLUGIN_FILE_STORAGE_DIR_ENV: str(Path(scratch) / "rpc"),
-                "PYTHONPATH": str(self.runtime_import_root),
-                "PYTHONUNBUFFERED": "1",
-                "PYTHONDONTWRITEBYTECODE": "1",
-                "HOME": "/tmp",
-                "TMPDIR": "/tmp",
-            },
+            env=self._extended(given),
             working_dir=str(spec.artifact.code_path),
             close_process_on_callback_return=False,
         )
@@ -149,7 +168,16 @@ class _PoolLauncher(_Launcher):
 class SdkWorker:
     """A runtime with one package installed for any number of installations."""
 
-    def __init__(self, package: Path, base: Path, shape: Shape, *, real_dependencies: bool, name: str) -> None:
+    def __init__(
+        self,
+        package: Path,
+        base: Path,
+        shape: Shape,
+        *,
+        real_dependencies: bool,
+        name: str,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Made by :func:`sdk_worker`."""
         self.name = name
         self.shape = shape
@@ -168,6 +196,10 @@ class SdkWorker:
             self._manager.worker_launcher = _PoolLauncher()
         elif not real_dependencies:
             self._manager.worker_launcher = _Launcher()
+        if isinstance(self._manager.worker_launcher, _Launcher):
+            self._manager.worker_launcher.environment = dict(environment or {})
+        elif environment:
+            raise ValueError("the SDK's own launcher takes no environment")
         policy = PluginWorkerPolicy(max_cpus=1, max_memory_mb=1024, max_pids=256, max_open_files=1024, max_file_size_mb=64)
         self._manager.configure_worker_runtime(policy, profile)
         context.bind_runtime(RuntimeIdentity(instance_uuid="inst", runtime_id="rt"), policy, profile)
@@ -193,6 +225,13 @@ class SdkWorker:
         self._bindings[uid] = binding
         await self.ready(uid)
         return binding
+
+    async def reinitialize(self, config: Mapping[str, Any], *, uid: str = "A") -> None:
+        """Give a dedicated worker new settings while it goes on: what a debugged plugin gets after it has reconnected."""
+        self.core.configs[uid] = dict(config)
+        handler = self._manager.installation_runtimes[self._bindings[uid]].plugin_handler
+        assert handler is not None
+        await handler.initialize_plugin({"enabled": True, "priority": 0, "plugin_config": dict(config)})
 
     async def ready(self, uid: str = "A", *, other_than: int = 0) -> None:
         """Wait until the installation's worker serves, with ``other_than`` until it is another process than that."""
@@ -274,15 +313,36 @@ async def sdk_worker(
     installations: Mapping[str, Mapping[str, Any]] | None = None,
     real_dependencies: bool = False,
     name: str = "ACPAgentRunner",
+    environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[SdkWorker]:
     """A worker with ``installations`` (id to plugin configuration) of ``package``; everything is gone afterwards."""
-    worker = SdkWorker(package, base, shape, real_dependencies=real_dependencies, name=name)
+    worker = SdkWorker(package, base, shape, real_dependencies=real_dependencies, name=name, environment=environment)
     try:
         for uid, config in (installations or {"A": {}}).items():
             await worker.install(uid, config)
         yield worker
     finally:
         await worker.close()
+
+
+def wordy(directory: Path) -> dict[str, str]:
+    """The environment of a worker that logs everything at DEBUG, made in ``directory``.
+
+    Only the SDK's own loggers stay where every worker has them, at INFO: below it they print the plugin's settings.
+    """
+    directory.mkdir()
+    (directory / "sitecustomize.py").write_text(_WORDY)
+    return {"PYTHONPATH": str(directory)}
+
+
+_WORDY = """
+import logging
+configured = logging.basicConfig
+def basic(**options):
+    configured(**{**options, "level": logging.DEBUG})
+    logging.getLogger("langbot_plugin").setLevel(logging.INFO)
+logging.basicConfig = basic
+"""
 
 
 # ------------------------------------------------------------------ the agent, and what is left of it
