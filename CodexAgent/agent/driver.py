@@ -42,7 +42,6 @@ class CodexDriver:
         """``codex``."""
         return NAME
 
-<<<<<<< HEAD
     async def open(self, spec: SessionSpec, launcher: Launcher) -> CodexSession:
         """Start the app-server and open or resume its thread; the first event is :class:`pkg.agent_api.SessionStarted`.
 
@@ -142,12 +141,3 @@ def _never_started(exc: AgentDied, spec: SessionSpec, launcher: Launcher) -> Cod
     if exc.code == "coding.agent_exited" and exc.params.get("code") == "127":
         return LaunchError("coding.agent_not_found", name=name, places=launcher.label)
     return exc
-=======
-    def unavailable(self) -> Refused:
-        """What every session is refused with."""
-        return unavailable()
-
-    async def open(self, spec: SessionSpec, launcher: Launcher) -> NoReturn:
-        """Raises :class:`pkg.errors.Refused`; starts nothing."""
-        raise unavailable()
->>>>>>> main

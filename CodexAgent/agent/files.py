@@ -1,7 +1,7 @@
 """Files that a prompt brought, put where the agent can read them and removed with the session.
 
-On this machine they are written race-free below the workspace; elsewhere the app-server writes them in its place. The ``.gitignore``
-beside them keeps them out of commits.
+On this machine they are written race-free below the workspace; elsewhere the app-server writes them in its place. A
+``.gitignore`` beside them keeps them out of commits.
 """
 
 from __future__ import annotations

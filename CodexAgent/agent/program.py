@@ -1,8 +1,8 @@
 """The program that is started: Codex's native binary, not the script that only starts it.
 
 The npm package's ``codex`` is a Node.js script that starts the binary of a platform package and waits for it; killed, it leaves
-the binary behind (Codex 0.171 under Node.js 20). So the binary is looked for where npm, pnpm, bun and the Python package put it.
-What is none of these is started as it is: a binary on the search path, a wrapper of the operator's own.
+the binary behind (Codex 0.171 under Node.js 20). So the binary is looked for where npm, pnpm, bun and the Python package put
+it. What is none of these is started as it is: a binary on the search path, a wrapper of the operator's own.
 """
 
 from __future__ import annotations
