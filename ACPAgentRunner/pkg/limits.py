@@ -725,6 +725,15 @@ DAEMON_ORPHAN_RETRY: Final = 5.0
 DAEMON_STARTUP_MAX: Final = 600.0
 """Seconds a hub may grant an agent for its start; more is taken for a mistake and becomes this."""
 
+DAEMON_AUDIT_BYTES: Final = 2 * 1024 * 1024
+"""Bytes of the daemon's audit file before it is set aside: some 4,000 jobs."""
+
+DAEMON_AUDIT_FILES: Final = 4
+"""Audit files set aside that are kept; the oldest goes."""
+
+DAEMON_AUDIT_CHARS: Final = 512
+"""Characters of one value in an audit line, so that a hub cannot fill the file with names; real directories are shorter."""
+
 # ---- the Codex driver
 
 CODEX_EARLY: Final = 64
@@ -771,12 +780,3 @@ CODEX_TOOL_SECONDS: Final = 600.0
 
 CODEX_FILE_SECONDS: Final = 15.0
 """Seconds for writing an attachment through the app-server, and for reaching LangBot's tools; a person is waiting."""
-
-DAEMON_AUDIT_BYTES: Final = 2 * 1024 * 1024
-"""Bytes of the daemon's audit file before it is set aside: some 4,000 jobs."""
-
-DAEMON_AUDIT_FILES: Final = 4
-"""Audit files set aside that are kept; the oldest goes."""
-
-DAEMON_AUDIT_CHARS: Final = 512
-"""Characters of one value in an audit line, so that a hub cannot fill the file with names; real directories are shorter."""

@@ -3,8 +3,8 @@
 Its frames have the shape of Codex 0.171's. The configuration is JSON in ``SCRIPTED_CODEX``: ``log`` (a file that gets every
 message received), ``account`` (the answer to ``account/read``), ``config`` (``config/read``), ``exec`` (exit code of
 ``command/exec``), ``known`` (threads that can be resumed), ``resume_error`` (text), ``start_error``, ``initialize_error``,
-``deaf`` (methods never answered), ``early_end`` (a turn's end comes before the answer to its start), ``chatter`` (lines of noise
-first), ``base`` (tokens a resumed thread begins with), ``no_client_id``.
+``deaf`` (methods never answered), ``early_end`` (a turn's end comes before the answer to its start), ``chatter`` (lines of
+noise first), ``base`` (tokens a resumed thread begins with), ``no_client_id``.
 
 Each line of a turn's text is a step; see :func:`Turn.step`. Steps run one after the other in a thread of their own.
 """
