@@ -14,8 +14,9 @@ from agent.driver import CodexDriver
 from agent.session import CodexSession
 from pkg.agent_api import AgentEvent, Answer, ApprovalRequested, Prompt, QuestionAsked, SessionSpec, TextDelta, TurnEnded
 from pkg.launch import Launcher, LocalLauncher
+from testkit import scripted_codex
 
-SERVER = Path(__file__).with_name("scripted_codex.py")
+SERVER = Path(scripted_codex.__file__)
 BOUND = 30.0
 """Seconds any single wait may take; never the verdict itself."""
 
