@@ -4,7 +4,7 @@
 package itself); ``pkg``, ``agent`` and ``components`` are then imported from there. Tests of the sibling packages run in a
 process of their package (:mod:`testkit.package_roots`).
 
-``SUITE_PREPARE`` (set by ``scripts/test.py``) lets the suite install what the selected tests need: the real ACP agents and the
+``SUITE_PREPARE`` (set by ``scripts/test.py``) lets the suite install what the selected tests need: the real agents and the
 real LangBot host. Where something cannot be had, its tests are skipped with the reason; with ``SUITE_REQUIRE_ALL`` (set by
 ``.ci/run``) that is a failure instead, as is every other skip.
 """
@@ -25,6 +25,8 @@ from tooling import ROOT, SetupError, agents, daemon, host, venv
 
 MARKERS = {
     "real_agents": "drives the real ACP agents from the npm registry (about 1 GB, needs Node.js)",
+    "real_claude": "drives the real Claude Code from the npm registry (400 MB)",
+    "real_codex": "drives the real Codex from the npm registry (420 MB)",
     "real_host": "drives the real LangBot host (1.6 GB, in an environment of its own)",
     "daemon_venv": "runs the daemon program with nothing but its own packages, in an environment of its own",
     "sdk_worker": "drives the built package in a real worker of the SDK's own runtime",
@@ -68,7 +70,19 @@ def package_root() -> Path:
 @pytest.fixture(scope="session")
 def agent_binaries() -> Path:
     """The directory with the real ACP agents' commands (for tests marked ``real_agents``)."""
-    return agents.binaries()
+    return agents.ACP.binaries()
+
+
+@pytest.fixture(scope="session")
+def claude_program() -> Path:
+    """The real Claude Code (for tests marked ``real_claude``)."""
+    return agents.claude_code()
+
+
+@pytest.fixture(scope="session")
+def codex_program() -> Path:
+    """The real Codex, its native program (for tests marked ``real_codex``)."""
+    return agents.codex()
 
 
 @pytest.fixture(scope="session")
@@ -86,15 +100,18 @@ def daemon_python() -> Path:
 # ------------------------------------------------------------------ what the selected tests need
 
 
-def _real_agents(prepare: bool) -> str:
-    if agents.directory().is_dir():
-        return agents.missing()
-    if not prepare:
-        return "the real ACP agents are not installed; start the suite with: python3 scripts/test.py"
-    if reason := agents.missing():
-        return reason
-    agents.ensure()
-    return ""
+def _installed(wanted: agents.Agents) -> Callable[[bool], str]:
+    def needs(prepare: bool) -> str:
+        if wanted.directory().is_dir():
+            return agents.missing() if wanted is agents.ACP else ""
+        if not prepare:
+            return f"{wanted.what} is not installed; start the suite with: python3 scripts/test.py"
+        if reason := agents.missing():
+            return reason
+        wanted.ensure()
+        return ""
+
+    return needs
 
 
 def _real_host(prepare: bool) -> str:
@@ -120,7 +137,9 @@ def _ssh(prepare: bool) -> str:
 
 
 NEEDS: dict[str, Callable[[bool], str]] = {
-    "real_agents": _real_agents,
+    "real_agents": _installed(agents.ACP),
+    "real_claude": _installed(agents.CLAUDE_CODE),
+    "real_codex": _installed(agents.CODEX),
     "real_host": _real_host,
     "daemon_venv": _daemon_venv,
     "ssh": _ssh,

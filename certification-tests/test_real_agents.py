@@ -44,7 +44,7 @@ from testkit import hostile_trees
 from testkit.model_fixture import KEY, REFUSAL, ModelFixture, model_fixture
 from testkit.real_agents import AGENTS, RealAgent
 from testkit.sdk_worker import built, descendants, gone, sdk_worker
-from tooling import agents as installed
+from tooling.agents import ACP as INSTALLED
 
 pytestmark = [pytest.mark.real_agents, pytest.mark.timeout(150)]
 in_this_loop = pytest.mark.asyncio(loop_scope="module")
@@ -161,7 +161,7 @@ class Place:
     @contextlib.asynccontextmanager
     async def opened(self, *, driver: AcpDriver | None = None, **fields: Any) -> AsyncIterator[AcpSession]:
         """An open session; when it is closed no process of it is left."""
-        spec = self.agent.spec(installed.binaries(), self.home, self.workspace, self.model.url, **fields)
+        spec = self.agent.spec(INSTALLED.binaries(), self.home, self.workspace, self.model.url, **fields)
         before = descendants(os.getpid())
         session = await (driver or AcpDriver()).open(spec, LocalLauncher())
         try:
@@ -232,7 +232,7 @@ def test_the_agents_are_those_of_the_lock_and_the_fallbacks_of_the_form() -> Non
     """Our rule: what is fetched on the fly for a person is the version that is driven here."""
     known = {preset.package: preset for preset in presets.PRESETS.values()}
     for agent in AGENTS.values():
-        manifest = installed.directory() / "node_modules" / agent.package / "package.json"
+        manifest = INSTALLED.package(agent.package) / "package.json"
         assert json.loads(manifest.read_text())["version"] == agent.version
         assert known[f"{agent.package}@{agent.version}"].command == (agent.program, *agent.arguments)
 
@@ -585,7 +585,7 @@ async def test_a_session_goes_on_in_a_new_process_with_all_it_knows(name: str, r
 async def test_the_built_package_answers_with_a_real_agent_in_a_real_worker(tmp_path: Path, model: ModelFixture) -> None:
     """From the form to the chat: the SDK's worker, the built package, codex-acp, a streamed answer and a refused command."""
     where = place(tmp_path, "codex", model)
-    spec = where.agent.spec(installed.binaries(), where.home, where.workspace, model.url)
+    spec = where.agent.spec(INSTALLED.binaries(), where.home, where.workspace, model.url)
     environment = {**spec.env, "OPENAI_API_KEY": "${secret:MODEL_KEY}"}
     form = {
         "provider": "custom",

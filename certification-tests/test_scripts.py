@@ -40,12 +40,13 @@ def test_a_lock_pins_everything_with_hashes_and_names_no_address(lock: Path) -> 
         assert hashes.startswith("sha256:") or "--hash=sha256:" in line, named
 
 
-def test_the_agents_lock_pins_everything_with_hashes_and_names_no_registry() -> None:
-    """The npm lock holds no resolved address, so it works with whatever registry npm is set up for."""
-    text = (agents.MANIFEST / "package-lock.json").read_text(encoding="utf-8")
+@pytest.mark.parametrize("locked", [agents.ACP, agents.CLAUDE_CODE], ids=lambda each: each.family)
+def test_a_lock_of_agents_pins_everything_with_hashes_and_names_no_registry(locked: agents.Agents) -> None:
+    """An npm lock holds no resolved address, so it works with whatever registry npm is set up for."""
+    text = (locked.manifest / "package-lock.json").read_text(encoding="utf-8")
     assert '"resolved"' not in text
     assert text.count('"integrity"') >= text.count('"node_modules/') - 1
-    wanted = json.loads((agents.MANIFEST / "package.json").read_text(encoding="utf-8"))["dependencies"]
+    wanted = json.loads((locked.manifest / "package.json").read_text(encoding="utf-8"))["dependencies"]
     assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in wanted.values()), wanted
 
 
@@ -577,8 +578,8 @@ def test_an_unfinished_download_of_the_agents_is_never_used(tmp_path: Path, monk
         tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}{os.pathsep}/usr/bin{os.pathsep}/bin")
     with pytest.raises(SetupError, match="broken"):
-        agents.ensure()
-    assert not agents.directory().exists()
+        agents.ACP.ensure()
+    assert not agents.ACP.directory().exists()
     (tools / "node").write_text("#!/bin/sh\necho v18.1.0\n")
     assert "Node.js is v18.1.0" in agents.missing()
     shutil.rmtree(tools)

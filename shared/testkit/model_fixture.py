@@ -26,10 +26,10 @@ import contextlib
 import itertools
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from aiohttp import web
 
@@ -46,7 +46,10 @@ REQUESTS: Final = 2000
 _SCRIPT: Final = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
 _TAGGED: Final = re.compile(r"<([\w-]+)>.*?</\1>", re.DOTALL)
 _SHELLS: Final = ("Bash", "bash", "run_shell_command", "exec_command", "shell_command", "shell")
-_TOKENS: Final = {"in": 12, "out": 9, "all": 21}
+TOKENS: Final = {"in": 12, "out": 9, "all": 21}
+"""What an answer costs."""
+PIECE: Final = 32 * 1024
+"""Characters of a call's arguments in one event."""
 
 
 # ------------------------------------------------------------------ what is asked
@@ -82,7 +85,7 @@ def _smallest(schema: Mapping[str, Any]) -> Any:
     return ASIDE
 
 
-def _flat(content: Any) -> str:
+def flat(content: Any) -> str:
     if isinstance(content, str):
         return content
     blocks = content if isinstance(content, list) else []
@@ -95,8 +98,8 @@ def _anthropic_history(body: Mapping[str, Any]) -> list[tuple[str, str]]:
         content = message["content"]
         if isinstance(content, list):
             results = [block for block in content if block.get("type") == "tool_result"]
-            history += [("tool", _flat(block.get("content"))) for block in results]
-        if text := _flat(content):
+            history += [("tool", flat(block.get("content"))) for block in results]
+        if text := flat(content):
             history.append((message["role"], text))
     return history
 
@@ -106,14 +109,14 @@ def _responses_history(body: Mapping[str, Any]) -> list[tuple[str, str]]:
     for item in body.get("input") or ():
         if str(item.get("type", "")).endswith("_output"):
             output = item.get("output")
-            history.append(("tool", output if isinstance(output, str) else _flat(output) or json.dumps(output)))
+            history.append(("tool", output if isinstance(output, str) else flat(output) or json.dumps(output)))
         elif item.get("role"):
-            history.append((item["role"], _flat(item.get("content"))))
+            history.append((item["role"], flat(item.get("content"))))
     return history
 
 
 def _chat_history(body: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(message["role"], _flat(message.get("content"))) for message in body.get("messages", ())]
+    return [(message["role"], flat(message.get("content"))) for message in body.get("messages", ())]
 
 
 def _gemini_history(body: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -175,19 +178,23 @@ def step_for(asked: Asked) -> Step:
     """What the script in the conversation says to this call."""
     if not asked.tools:
         return Say(json.dumps(_smallest(asked.schema)) if asked.schema else ASIDE)
-    scripted = [
-        (at, scripts[-1])
-        for at, (role, text) in enumerate(asked.history)
-        if role == "user" and (scripts := _SCRIPT.findall(text))
-    ]
-    if not scripted:
+    if (scripted := last_script(asked.history)) is None:
         return Say("there is no script in this conversation")
-    at, script = scripted[-1]
+    at, script = scripted
     results = [text for role, text in asked.history[at + 1 :] if role == "tool"]
     steps = [step.strip() for step in script.split(";;")]
     if len(results) >= len(steps):
         return Say(f"done: {results[-1].strip()[-2000:]}" if results else "done")
     return _step(steps[len(results)], asked, [text for role, text in asked.history[:at] if role == "user"])
+
+
+def last_script(history: Sequence[tuple[str, str]]) -> tuple[int, str] | None:
+    """The script that counts: the index of the last user message with one, and that message's last script."""
+    for at in range(len(history) - 1, -1, -1):
+        role, text = history[at]
+        if role == "user" and (scripts := _SCRIPT.findall(text)):
+            return at, scripts[-1].strip()
+    return None
 
 
 def _step(written: str, asked: Asked, earlier: list[str]) -> Step:
@@ -234,7 +241,7 @@ def _shell_call(command: str, tools: Mapping[str, Mapping[str, Any]], *, sandbox
 _ids = itertools.count(1)
 
 
-def _new_id(prefix: str) -> str:
+def new_id(prefix: str) -> str:
     return f"{prefix}{next(_ids):08d}"
 
 
@@ -244,9 +251,9 @@ class _Stream:
     def __init__(self, response: web.StreamResponse, asked: Asked) -> None:
         self.response = response
         self.asked = asked
-        self.said: list[str] = []
+        self.whole: list[str] = []
         self._sequence = itertools.count()
-        self._id = _new_id("item_")
+        self._id = new_id("item_")
 
     async def event(self, data: Any, name: str = "") -> None:
         text = data if isinstance(data, str) else json.dumps(data)
@@ -262,38 +269,56 @@ class _Stream:
         """What comes after the last text or the call."""
 
 
-class _Anthropic(_Stream):
-    async def _send(self, kind: str, **fields: Any) -> None:
+class AnthropicStream(_Stream):
+    """Server-sent events of the Anthropic Messages API."""
+
+    async def send(self, kind: str, **fields: Any) -> None:
         await self.event({"type": kind, **fields}, kind)
 
-    async def begin(self, call: Call | None) -> None:
+    async def started(self, usage: Mapping[str, int]) -> None:
         message: dict[str, Any] = {
-            "id": _new_id("msg_"),
+            "id": new_id("msg_"),
             "type": "message",
             "role": "assistant",
             "model": self.asked.model,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": {"input_tokens": _TOKENS["in"], "output_tokens": 1},
+            "usage": {"output_tokens": 1, **usage},
         }
-        await self._send("message_start", message=message)
+        await self.send("message_start", message=message)
+
+    async def opened(self, index: int, call: Call | None) -> None:
         block: dict[str, Any] = {"type": "text", "text": ""}
         if call is not None:
-            block = {"type": "tool_use", "id": _new_id("toolu_"), "name": call.name, "input": {}}
-        await self._send("content_block_start", index=0, content_block=block)
+            block = {"type": "tool_use", "id": new_id("toolu_"), "name": call.name, "input": {}}
+        await self.send("content_block_start", index=index, content_block=block)
+
+    async def said(self, index: int, text: str) -> None:
+        await self.send("content_block_delta", index=index, delta={"type": "text_delta", "text": text})
+
+    async def called(self, index: int, call: Call) -> None:
+        written = json.dumps(call.arguments)
+        for at in range(0, len(written), PIECE):
+            delta = {"type": "input_json_delta", "partial_json": written[at : at + PIECE]}
+            await self.send("content_block_delta", index=index, delta=delta)
+
+    async def ended(self, stop: str, usage: Mapping[str, int]) -> None:
+        await self.send("message_delta", delta={"stop_reason": stop, "stop_sequence": None}, usage=usage)
+        await self.send("message_stop")
+
+    async def begin(self, call: Call | None) -> None:
+        await self.started({"input_tokens": TOKENS["in"]})
+        await self.opened(0, call)
         if call is not None:
-            delta = {"type": "input_json_delta", "partial_json": json.dumps(call.arguments)}
-            await self._send("content_block_delta", index=0, delta=delta)
+            await self.called(0, call)
 
     async def text(self, text: str) -> None:
-        await self._send("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
+        await self.said(0, text)
 
     async def end(self, call: Call | None) -> None:
-        await self._send("content_block_stop", index=0)
-        delta = {"stop_reason": "end_turn" if call is None else "tool_use", "stop_sequence": None}
-        await self._send("message_delta", delta=delta, usage={"output_tokens": _TOKENS["out"]})
-        await self._send("message_stop")
+        await self.send("content_block_stop", index=0)
+        await self.ended("end_turn" if call is None else "tool_use", {"output_tokens": TOKENS["out"]})
 
 
 class _Responses(_Stream):
@@ -308,7 +333,7 @@ class _Responses(_Stream):
         if call is not None:
             arguments = json.dumps(call.arguments) if status == "completed" else ""
             return item | {"type": "function_call", "call_id": f"call_{self._id}", "name": call.name, "arguments": arguments}
-        content = [{"type": "output_text", "text": "".join(self.said), "annotations": []}] if status == "completed" else []
+        content = [{"type": "output_text", "text": "".join(self.whole), "annotations": []}] if status == "completed" else []
         return item | {"type": "message", "role": "assistant", "content": content}
 
     async def begin(self, call: Call | None) -> None:
@@ -330,11 +355,11 @@ class _Responses(_Stream):
         item = self._item(call, "completed")
         await self._send("response.output_item.done", output_index=0, item=item)
         usage = {
-            "input_tokens": _TOKENS["in"],
+            "input_tokens": TOKENS["in"],
             "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": _TOKENS["out"],
+            "output_tokens": TOKENS["out"],
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": _TOKENS["all"],
+            "total_tokens": TOKENS["all"],
         }
         await self._send("response.completed", response=self._response("completed", output=[item], usage=usage))
 
@@ -349,22 +374,22 @@ class _Chat(_Stream):
         await self._send({"role": "assistant", "content": ""})
         if call is not None:
             function = {"name": call.name, "arguments": json.dumps(call.arguments)}
-            await self._send({"tool_calls": [{"index": 0, "id": _new_id("call_"), "type": "function", "function": function}]})
+            await self._send({"tool_calls": [{"index": 0, "id": new_id("call_"), "type": "function", "function": function}]})
 
     async def text(self, text: str) -> None:
         await self._send({"content": text})
 
     async def end(self, call: Call | None) -> None:
         await self._send({}, "stop" if call is None else "tool_calls")
-        usage = {"prompt_tokens": _TOKENS["in"], "completion_tokens": _TOKENS["out"], "total_tokens": _TOKENS["all"]}
+        usage = {"prompt_tokens": TOKENS["in"], "completion_tokens": TOKENS["out"], "total_tokens": TOKENS["all"]}
         await self._send(None, usage=usage)
         await self.event("[DONE]")
 
 
 _GEMINI_USAGE: Final = {
-    "promptTokenCount": _TOKENS["in"],
-    "candidatesTokenCount": _TOKENS["out"],
-    "totalTokenCount": _TOKENS["all"],
+    "promptTokenCount": TOKENS["in"],
+    "candidatesTokenCount": TOKENS["out"],
+    "totalTokenCount": TOKENS["all"],
 }
 
 
@@ -386,7 +411,7 @@ class _Gemini(_Stream):
 
 
 _STREAMS: Final[Mapping[str, type[_Stream]]] = {
-    "anthropic": _Anthropic,
+    "anthropic": AnthropicStream,
     "responses": _Responses,
     "chat": _Chat,
     "gemini": _Gemini,
@@ -403,17 +428,17 @@ def _whole(asked: Asked, text: str) -> dict[str, Any]:
     """A text answer that is not streamed."""
     match asked.dialect:
         case "anthropic":
-            usage = {"input_tokens": _TOKENS["in"], "output_tokens": _TOKENS["out"]}
-            message = {"id": _new_id("msg_"), "type": "message", "role": "assistant", "model": asked.model}
+            usage = {"input_tokens": TOKENS["in"], "output_tokens": TOKENS["out"]}
+            message = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": asked.model}
             content = [{"type": "text", "text": text}]
             return {**message, "content": content, "stop_reason": "end_turn", "stop_sequence": None, "usage": usage}
         case "responses":
             part = {"type": "output_text", "text": text, "annotations": []}
-            item = {"id": _new_id("item_"), "type": "message", "role": "assistant", "status": "completed", "content": [part]}
-            return {"id": _new_id("resp_"), "object": "response", "status": "completed", "output": [item]}
+            item = {"id": new_id("item_"), "type": "message", "role": "assistant", "status": "completed", "content": [part]}
+            return {"id": new_id("resp_"), "object": "response", "status": "completed", "output": [item]}
         case "chat":
             choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-            base = {"id": _new_id("c"), "object": "chat.completion", "created": 1, "model": asked.model}
+            base = {"id": new_id("c"), "object": "chat.completion", "created": 1, "model": asked.model}
             return base | {"choices": [choice]}
     candidate = {"content": {"role": "model", "parts": [{"text": text}]}, "finishReason": "STOP", "index": 0}
     return {"candidates": [candidate], "usageMetadata": _GEMINI_USAGE}
@@ -457,7 +482,7 @@ class ModelFixture:
             return web.json_response({"error": {"message": "a key that is not the fixture's"}}, status=401)
         body = await request.json()
         if "count" in request.path and "okens" in request.path:
-            return web.json_response({"input_tokens": _TOKENS["in"], "totalTokens": _TOKENS["in"]})
+            return web.json_response({"input_tokens": TOKENS["in"], "totalTokens": TOKENS["in"]})
         if (dialect := _dialect(request.path)) is None:
             return web.json_response({"error": {"message": "not a model's path"}}, status=404)
         asked = Asked(
@@ -470,6 +495,10 @@ class ModelFixture:
         )
         if asked.tools:
             self.asked.append(asked)
+        return await self.answer(request, asked, body)
+
+    async def answer(self, request: web.Request, asked: Asked, body: Mapping[str, Any]) -> web.StreamResponse:
+        """Answer a model call as its script says."""
         step = step_for(asked)
         if isinstance(step, Fail):
             error = {"type": "invalid_request_error", "code": step.status, "status": "INVALID_ARGUMENT", "message": REFUSAL}
@@ -479,7 +508,7 @@ class ModelFixture:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         with contextlib.suppress(ConnectionResetError):  # the agent has cancelled
-            await self._stream(_STREAMS[dialect](response, asked), step, request)
+            await self._stream(_STREAMS[asked.dialect](response, asked), step, request)
         return response
 
     async def _stream(self, stream: _Stream, step: Step, request: web.Request) -> None:
@@ -487,15 +516,18 @@ class ModelFixture:
         await stream.begin(call)
         text = "holding" if isinstance(step, Hold) else step.text if isinstance(step, Say) else ""
         for word in re.findall(r"\S+\s*|\s+", text):
-            stream.said.append(word)
+            stream.whole.append(word)
             await stream.text(word)
         if isinstance(step, Hold):
-            if not await _released(step.path, request):
+            if not await released(step.path, request):
                 self.dropped += 1
                 return
-            stream.said.append(" released")
+            stream.whole.append(" released")
             await stream.text(" released")
         await stream.end(call)
+
+
+Served = TypeVar("Served", bound=ModelFixture)
 
 
 def _dialect(path: str) -> str | None:
@@ -504,7 +536,7 @@ def _dialect(path: str) -> str | None:
     return found or ("gemini" if path.lower().endswith("generatecontent") else None)
 
 
-async def _released(path: Path, request: web.Request) -> bool:
+async def released(path: Path, request: web.Request) -> bool:
     """Wait until the file exists (or the bound is over); false when the client goes away before."""
     loop = asyncio.get_running_loop()
     end = loop.time() + HOLD_SECONDS
@@ -516,9 +548,8 @@ async def _released(path: Path, request: web.Request) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def model_fixture() -> AsyncIterator[ModelFixture]:
+async def serving(fixture: Served) -> AsyncIterator[Served]:
     """A server on a free loopback port, gone afterwards with every answer it still holds."""
-    fixture = ModelFixture()
     runner = web.AppRunner(fixture.application(), access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     try:
@@ -529,3 +560,10 @@ async def model_fixture() -> AsyncIterator[ModelFixture]:
         yield fixture
     finally:
         await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def model_fixture() -> AsyncIterator[ModelFixture]:
+    """A server that answers in every dialect."""
+    async with serving(ModelFixture()) as fixture:
+        yield fixture
