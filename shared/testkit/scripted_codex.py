@@ -57,7 +57,7 @@ class Turn:
         self.id = f"turn-{next(self.numbers)}"
         self.lines = [line for line in text.splitlines() if line.strip()]
         self.interrupted = threading.Event()
-        self.steered: queue.Queue[tuple[str, list[Any]]] = queue.Queue()
+        self.steered: queue.Queue[tuple[Any, list[Any]]] = queue.Queue()
         self.items = itertools.count(1)
         self.status = "completed"
         self.error: Any = None
