@@ -110,19 +110,17 @@ async def _started(spec: SessionSpec, launcher: Launcher, deadline: float) -> Ag
 
 
 async def _host_tools(attempt: Opening, launcher: Launcher) -> HostTools | None:
-    """LangBot's tools as tools of the connection, where Codex takes them and the form does not say otherwise."""
+    """LangBot's tools as tools of the connection, where they can be reached from here and the form does not say otherwise."""
     spec = attempt.spec
     server = next((each for each in spec.mcp_servers if each.name == opening.LANGBOT and each.transport == "http"), None)
-    wanted = spec.options.get("bridge", "auto") == "auto"
-    if server is None or not wanted or not launcher.local or spec.resume_session_id:
+    if server is None or spec.options.get("bridge", "auto") != "auto" or not launcher.local:
         return None
     tools = HostTools(server)
     try:
-        attempt.dynamic_tools = await tools.listed()
+        attempt.offered = await tools.listed()
     except ToolsUnavailable:
         await tools.close()
         return None
-    attempt.servers = tuple(each for each in spec.mcp_servers if each is not server)
     return tools
 
 

@@ -13,6 +13,7 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,10 @@ FULL_ACCESS: Final = "danger-full-access"
 
 EXCLUDED: Final = ("*KEY*", "*TOKEN*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*CREDENTIAL*", "LANGBOT_*")
 """Variables that no command of the agent sees, by name; Codex ignores their case."""
+
+KEY_PROVIDER: Final = "langbot_key"
+KEY_VARIABLES: Final = ("OPENAI_API_KEY", "CODEX_API_KEY")
+OPENAI: Final = "https://api.openai.com/v1"
 
 _UNUSABLE_NAME: Final = re.compile(r"[^A-Za-z0-9_-]+")
 
@@ -115,6 +120,39 @@ def excluded_variables(own: Json, private: Json) -> list[str]:
     return list(dict.fromkeys(filter(None, names)))
 
 
+def key_provider(env: Mapping[str, str], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a thread's configuration by which a key in the environment is used, empty where there is none.
+
+    Codex (0.171) looks at ``OPENAI_API_KEY`` only for a provider that says so; signing in with it would write it to disk.
+    """
+    name = next((name for name in KEY_VARIABLES if env.get(name)), "")
+    if not name:
+        return {}
+    address = env.get("OPENAI_BASE_URL") or as_str(own.get("openai_base_url")) or OPENAI
+    provider = {"name": "OpenAI", "base_url": address, "env_key": name, "wire_api": "responses"}
+    return {"model_providers": {KEY_PROVIDER: provider}}
+
+
+def _writable(options: Mapping[str, Json]) -> dict[str, Any]:
+    writable: dict[str, Any] = {}
+    if "network" in options:
+        writable["network_access"] = options["network"] is True
+    if roots := [as_str(each) for each in as_list(options.get("writable_roots"))]:
+        writable["writable_roots"] = roots
+    return writable
+
+
+def _tools_of_rollout(path: str) -> frozenset[str]:
+    """The names of the dynamic tools in a history's first line; nothing where it is not as Codex 0.171 writes it."""
+    try:
+        with Path(path).open("rb") as source:
+            first = json.loads(source.readline(limits.AGENT_LINE_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return frozenset()
+    meta = as_dict(as_dict(first).get("payload"))
+    return frozenset(as_str(as_dict(tool).get("name")) for tool in as_list(meta.get("dynamic_tools")))
+
+
 class Opening:
     """One attempt to open a thread on a started app-server."""
 
@@ -125,9 +163,11 @@ class Opening:
         self._local = local
         self.place = place
         self.opened = Opened()
-        self.dynamic_tools: list[dict[str, Any]] = []
-        """LangBot's tools to be offered over the connection itself."""
-        self.servers: tuple[McpServer, ...] = spec.mcp_servers
+        self._skipped: list[str] = []
+        self.offered: list[dict[str, Any]] = []
+        """LangBot's tools, where they are to go over the connection itself."""
+        self.bridged = False
+        """Whether they do."""
 
     async def handshake(self, seconds: float) -> None:
         """The server's own start. Raises :class:`pkg.errors.CodingError`."""
@@ -143,41 +183,44 @@ class Opening:
 
     async def thread(self) -> None:
         """The thread, resumed or fresh. Raises :class:`pkg.errors.CodingError`."""
-        config, account = await asyncio.gather(
-            self._asked("config/read", {"cwd": self.spec.cwd}), self._asked("account/read", {})
-        )
+        spec = self.spec
+        answers = await asyncio.gather(self._asked("config/read", {"cwd": spec.cwd}), self._asked("account/read", {}))
+        own, account = as_dict(answers[0].get("config")), answers[1]
+        provider: dict[str, Any] = {}
         if account.get("requiresOpenaiAuth") is True and account.get("account", False) is None:
-            raise SessionUnavailable("coding.agent_login_required", command=self.place.login, machine=self.place.machine)
-        params = self._params(as_dict(config.get("config")))
-        result = await self._resumed(params) if self.spec.resume_session_id else None
+            provider = key_provider(spec.env, own)
+            if not provider:
+                raise SessionUnavailable("coding.agent_login_required", command=self.place.login, machine=self.place.machine)
+        result: dict[str, Any] | None = None
+        if spec.resume_session_id:
+            self.bridged = bool(self.offered) and await self._has_tools(spec.resume_session_id)
+            result = await self._resumed(self._params(own, provider))
         if result is None:
-            if self.dynamic_tools:
-                params["dynamicTools"] = self.dynamic_tools
+            self.bridged = bool(self.offered)
+            params = self._params(own, provider)
+            if self.bridged:
+                params["dynamicTools"] = self.offered
             result = await self._fresh(params)
+        if self._skipped:
+            names = ", ".join(dict.fromkeys(self._skipped))
+            self.opened.notices.append(Notice("coding.mcp_servers_refused", level="warning", params={"names": names}))
         self.opened.model = as_str(result.get("model"))
 
-    def _params(self, own: Mapping[str, Any]) -> dict[str, Any]:
+    def _params(self, own: Mapping[str, Any], provider: Mapping[str, Any]) -> dict[str, Any]:
         spec, options = self.spec, self.spec.options
         sandbox = sandbox_of(options)
-        servers, skipped = mcp_server_config(self.servers, bridge=as_str(options.get("bridge")), local=self._local)
-        if skipped:
-            self.opened.notices.append(
-                Notice("coding.mcp_servers_refused", level="warning", params={"names": ", ".join(dict.fromkeys(skipped))})
-            )
+        given = [server for server in spec.mcp_servers if not (self.bridged and server.name == LANGBOT)]
+        servers, self._skipped = mcp_server_config(given, bridge=as_str(options.get("bridge")), local=self._local)
         policy = as_dict(own.get("shell_environment_policy"))
         config: dict[str, Any] = {
             "shell_environment_policy": {"exclude": excluded_variables(policy.get("exclude"), options.get("private"))},
+            **provider,
         }
         if servers:
             config["mcp_servers"] = servers
         if effort := as_str(options.get("effort")):
             config["model_reasoning_effort"] = effort
-        writable: dict[str, Any] = {}
-        if "network" in options:
-            writable["network_access"] = options["network"] is True
-        if roots := [as_str(each) for each in as_list(options.get("writable_roots"))]:
-            writable["writable_roots"] = roots
-        if writable and sandbox == "workspace-write":
+        if sandbox == "workspace-write" and (writable := _writable(options)):
             config["sandbox_workspace_write"] = writable
         params: dict[str, Any] = {
             "cwd": spec.cwd,
@@ -188,9 +231,18 @@ class Opening:
         }
         if model := as_str(options.get("model")):
             params["model"] = model
+        if provider:
+            params["modelProvider"] = KEY_PROVIDER
         if spec.system_prompt.strip():
             params["developerInstructions"] = spec.system_prompt
         return params
+
+    async def _has_tools(self, thread_id: str) -> bool:
+        """Whether a stored thread has been given all of LangBot's tools: Codex keeps them in its history's first line."""
+        read = await self._asked("thread/read", {"threadId": thread_id})
+        path = as_str(as_dict(read.get("thread")).get("path"))
+        given = await asyncio.to_thread(_tools_of_rollout, path) if path and self._local else frozenset()
+        return {as_str(tool.get("name")) for tool in self.offered} <= given
 
     async def _fresh(self, params: dict[str, Any]) -> dict[str, Any]:
         try:

@@ -62,7 +62,7 @@ class Peer:
             process, on_notification=on_notification, on_oversized=on_oversized, on_sent=self._sent, pause=pause
         )
         self._end = AgentEnd(process, self.transport, redact)
-        self._waiting: dict[int, asyncio.Future[Json]] = {}
+        self._waiting: dict[int, tuple[asyncio.Future[Json], Callable[[Json], None] | None]] = {}
         self._last_id = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._main: tuple[asyncio.Task[None], ...] = ()
@@ -78,16 +78,26 @@ class Peer:
             asyncio.create_task(self._watch(), name="codex-watcher", context=empty()),
         )
 
-    async def call(self, method: str, params: Json, timeout: float | None = None, sent: asyncio.Event | None = None) -> Json:
-        """The result of a request; ``sent`` is set when the server's pipe took it.
+    async def call(
+        self,
+        method: str,
+        params: Json,
+        timeout: float | None = None,
+        *,
+        sent: asyncio.Event | None = None,
+        answered: Callable[[Json], None] | None = None,
+    ) -> Json:
+        """The result of a request.
 
-        Raises :class:`RpcError` (the server's answer), :class:`pkg.errors.AgentDied`, or ``TimeoutError``.
+        ``sent`` is set when the server's pipe took it; ``answered`` is called with the result before any later message is
+        looked at. Raises :class:`RpcError` (the server's answer), :class:`pkg.errors.AgentDied`, or ``TimeoutError``.
         """
         if not self.alive:
             raise await self.death()
         self._last_id += 1
         call_id = self._last_id
-        answer = self._waiting[call_id] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
+        self._waiting[call_id] = (answer, answered)
         try:
             async with asyncio.timeout(timeout):
                 await self.transport.send({"id": call_id, "method": method, "params": params})
@@ -149,9 +159,7 @@ class Peer:
         while (message := await self.transport.receive()) is not None:
             method = message.get("method")
             if method is None:
-                waiting = self._waiting.get(message["id"]) if isinstance(message.get("id"), int) else None
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(message)
+                self._answered(message)
                 continue
             params = message.get("params")
             request_id = message["id"]
@@ -163,6 +171,14 @@ class Peer:
                 log.exception("a request of the app-server (%s) could not be handled", method)
                 self.refuse(request_id, INTERNAL_ERROR, "The client could not handle this request")
 
+    def _answered(self, message: Message) -> None:
+        waiting, hook = self._waiting.get(message["id"], (None, None)) if isinstance(message["id"], int) else (None, None)
+        if waiting is None or waiting.done():
+            return
+        waiting.set_result(message)
+        if hook is not None and "error" not in message:
+            hook(message.get("result"))
+
     async def _watch(self) -> None:
         await self._end.watch(self._dying)
         self._fail()
@@ -172,6 +188,6 @@ class Peer:
         self.alive = False
 
     def _fail(self) -> None:
-        for waiting in self._waiting.values():
+        for waiting, _ in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(ConnectionError("the app-server has ended"))

@@ -37,6 +37,7 @@ from pkg.agent_api import (
     AgentEvent,
     Answer,
     ApprovalRequested,
+    Json,
     McpServer,
     Notice,
     Prompt,
@@ -120,6 +121,7 @@ class CodexSession:
         self._guards = guards or contextlib.AsyncExitStack()
         self._files = files
         self._tools = tools
+        self._bridged = attempt.bridged
         self._sandboxed = sandbox != opening.FULL_ACCESS
         self._escaped = False
         """Whether a command may run, or have left something running, outside of the sandbox."""
@@ -162,7 +164,7 @@ class CodexSession:
     @property
     def capabilities(self) -> SessionCapabilities:
         """Codex takes pictures and messages in the middle of a turn; LangBot's tools are renewable where they go through us."""
-        return SessionCapabilities(steer=True, images=True, live_mcp=self._tools is not None)
+        return SessionCapabilities(steer=True, images=True, live_mcp=self._bridged)
 
     @property
     def alive(self) -> bool:
@@ -221,7 +223,7 @@ class CodexSession:
         An accepted one is answered in this turn, or in one started behind it before the turn's end is told.
         """
         turn = self._turn
-        if turn is None or turn.cancelling or turn.over.is_set() or not self._tracker.running:
+        if turn is None or turn.cancelling or turn.over.is_set() or not self._tracker.turn_id:
             return False
         built = await user_input(prompt, self._files.write)
         for notice in built.notices:
@@ -229,7 +231,7 @@ class CodexSession:
         return await self._steer(turn, [*built.items])
 
     async def _steer(self, turn: _Turn, items: list[dict[str, Any]]) -> bool:
-        if turn.cancelling or turn.over.is_set() or not self._tracker.running:
+        if turn.cancelling or turn.over.is_set() or not self._tracker.turn_id:
             return False
         steered = _Steered(items)
         params = {
@@ -275,7 +277,7 @@ class CodexSession:
 
     async def renew_mcp(self, servers: tuple[McpServer, ...]) -> bool:
         """Replace the server behind LangBot's tools where they go through this session; false where Codex reaches it itself."""
-        if self._tools is None:
+        if self._tools is None or not self._bridged:
             return False
         server = next((each for each in servers if each.name == opening.LANGBOT), None)
         if server is None:
@@ -355,19 +357,22 @@ class CodexSession:
         turn.named.clear()
         turn.end = None
         self._tracker.start()
+
+        def named(result: Json) -> None:
+            end = self._tracker.named(as_str(as_dict(as_dict(result).get("turn")).get("id")))
+            turn.named.set()
+            if end is not None:
+                self._completed(turn, end)
+
         params = {"threadId": self.session_id, "input": items}
         try:
-            result = as_dict(await self._server.peer.call("turn/start", params, sent=turn.sent))
+            await self._server.peer.call("turn/start", params, sent=turn.sent, answered=named)
         except RpcError as exc:
             turn.refusal = exc
             self._tracker.close()
             turn.over.set()
             turn.named.set()
             return
-        end = self._tracker.named(as_str(as_dict(result.get("turn")).get("id")))
-        turn.named.set()
-        if end is not None:
-            self._completed(turn, end)
         if self._dead:
             turn.over.set()
         await turn.over.wait()

@@ -39,17 +39,12 @@ class TurnTracker:
         self._former: deque[str] = deque(maxlen=limits.CODEX_OLD_TURNS)
         self._held: End | None = None
         self.turn_id = ""
-        """The open turn's id, empty while it is not known."""
+        """The open turn's id, empty while none is open or Codex has not told it."""
 
     @property
     def open(self) -> bool:
         """Whether a turn is starting or running."""
         return self._state is not _State.IDLE
-
-    @property
-    def running(self) -> bool:
-        """Whether the open turn's id is certain."""
-        return self._state is _State.RUNNING
 
     def start(self) -> None:
         """``turn/start`` is about to be sent."""
@@ -88,7 +83,7 @@ class TurnTracker:
             return None
         end = End(as_str(item.get("status")) or "completed", item.get("error"), item.get("items"))
         if self._state is _State.STARTING:
-            self._held = end
+            self._held = self._held or end
             return None
         self.close()
         return end
