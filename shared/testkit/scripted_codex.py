@@ -4,7 +4,8 @@ Its frames have the shape of Codex 0.171's. The configuration is JSON in ``SCRIP
 message received), ``account`` (the answer to ``account/read``), ``config`` (``config/read``), ``exec`` (exit code of
 ``command/exec``), ``known`` (threads that can be resumed), ``resume_error`` (text), ``start_error``, ``initialize_error``,
 ``deaf`` (methods never answered), ``early_end`` (a turn's end comes before the answer to its start), ``chatter`` (lines of
-noise first), ``base`` (tokens a resumed thread begins with), ``no_client_id``.
+noise first), ``base`` (tokens a resumed thread begins with), ``no_client_id``,
+``rollout`` (the file ``thread/read`` names).
 
 Each line of a turn's text is a step; see :func:`Turn.step`. Steps run one after the other in a thread of their own.
 """
@@ -318,6 +319,8 @@ def answer(method: str, params: dict[str, Any]) -> Any:
                 raise Refused(f"no rollout found for thread id {name}")
             base = CONFIG.get("base", 0)
             return opened(Thread(name, {"totalTokens": base, "inputTokens": base, "outputTokens": 0}))
+        case "thread/read":
+            return {"thread": {"id": params["threadId"], "path": CONFIG.get("rollout", "")}}
         case "turn/start":
             return start(thread_of(params), params)
         case "turn/steer":
