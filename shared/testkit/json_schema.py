@@ -1,4 +1,4 @@
-"""A small JSON Schema validator, enough for what a vendor's program generates of itself (draft 7, as Rust's schemars writes it).
+"""A small JSON Schema validator, enough for what a vendor's program generates of itself (draft 7, as schemars writes it).
 
 Known: type, enum, const, properties, required, additionalProperties, items, anyOf, oneOf, allOf, $ref, minimum. Anything else
 that would restrict a value fails the test that meets it instead of being ignored.

@@ -178,6 +178,10 @@ class _Message:
         await self._stream.send("response.output_text.delta", **self._where, delta=text)
 
 
+class _Dropped(Exception):
+    """The server itself has cut the stream."""
+
+
 class ResponsesFixture:
     """A running server; made by :func:`responses_fixture`."""
 
@@ -228,7 +232,8 @@ class ResponsesFixture:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         try:
-            await self._play(_Stream(response), verb, rest.strip(), body, request)
+            with contextlib.suppress(_Dropped):
+                await self._play(_Stream(response), verb, rest.strip(), body, request)
         except ConnectionResetError:
             self.gone += 1
         return response
@@ -261,7 +266,7 @@ class ResponsesFixture:
                     await message.write("partial ")
                     assert request.transport is not None
                     request.transport.close()
-                    return
+                    raise _Dropped
             case "hang":
                 await _until(None, request)
                 return
@@ -280,8 +285,7 @@ class ResponsesFixture:
                 async with stream.message() as message:
                     await message.write("holding")
                     if not await _until(Path(rest), request):
-                        self.gone += 1
-                        return
+                        raise ConnectionResetError
                     await message.write(" released")
             case "huge":
                 await stream.say("x" * int(rest))
