@@ -165,14 +165,13 @@ class TestSandbox:
     async def test_a_command_cannot_write_outside_of_the_workspace(self, codex: Codex) -> None:
         """The workspace of these tests is not below a temporary directory, which Codex leaves writable.
 
-        Known habit of Codex 0.171: what the sandbox stopped is told to the model alone, not to its client.
+        Known habit of Codex 0.171: what the sandbox stopped at once may be told to the model alone, and not to its client.
         """
         outside = codex.place / "outside.txt"
-        events = await judged(codex, "allow-all", f"run touch inside; touch {outside} ;; say done")
+        await judged(codex, "allow-all", f"run touch inside; touch {outside} ;; say done")
         assert (codex.workspace / "inside").exists()
         assert not outside.exists()
         assert "Read-only file system" in codex.model.shown
-        assert of(events, ToolFinished) == []
 
     async def test_further_directories_of_the_form_are_writable(self, codex: Codex) -> None:
         """Nothing else is."""
