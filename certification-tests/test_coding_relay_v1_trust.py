@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import hashlib
 import importlib.metadata
+import io
 import json
 import logging
 import os
@@ -470,6 +471,41 @@ class TestTools:
                             assert late.status == 401
                     except aiohttp.ClientConnectionError:
                         pass
+
+    async def test_the_address_takes_its_own_path_its_bearer_and_bounded_bodies(self, hub: AgentRuntimeDaemonHub) -> None:
+        """Our rule: whoever finds the port on the machine gets nowhere, and nothing but a good call reaches the hub."""
+        calls: list[Any] = []
+
+        async def counting(payload: Any) -> Any:
+            calls.append(payload)
+            return await _echo(payload)
+
+        async with running_daemon(ScriptedDaemon(url=hub.endpoint)), aiohttp.ClientSession() as session:
+            await hub.wait_for_daemon("laptop", WAIT)
+            job = await hub.open_job("laptop", {"tool": self.CALL, "hold": True}, counting)
+            async with asyncio.timeout(WAIT), contextlib.aclosing(job.events()) as events:
+                config = (await anext(events))["config"]
+                while "answer" not in await anext(events):
+                    pass
+            assert calls == [self.CALL]
+            url, headers = config["url"], config["headers"]
+            root = url.rpartition("/")[0]
+            large = io.BytesIO(b"[" + b" " * limits.MCP_BODY_BYTES + b"]")
+            for address, sent, body, wanted in (
+                (root, headers, b"{}", {401, 404}),
+                (f"{root}/{'A' * 22}", headers, b"{}", {401, 404}),
+                (url, {}, b"{}", {401}),
+                (url, {"Authorization": "Bearer " + "A" * 43}, b"{}", {401}),
+                (url, headers, large, {413}),
+            ):
+                async with session.post(address, data=body, headers=sent) as answered:
+                    assert answered.status in wanted, address
+            assert calls == [self.CALL]
+            await job.cancel()
+            with pytest.raises(aiohttp.ClientResponseError, match="401"):
+                async with session.post(url, json=self.CALL, headers=headers, raise_for_status=True):
+                    pass
+            assert calls == [self.CALL]
 
     async def test_a_slow_tool_delays_nothing_and_ends_with_its_job(self, hub: AgentRuntimeDaemonHub) -> None:
         """Our rule: calls are answered beside the receive loop, and a cancel ends them at once."""

@@ -1,4 +1,4 @@
-"""The two packages that cannot drive their agent yet: in a real worker they say so in one sentence and start nothing."""
+"""A package that cannot drive its agent yet: in a real worker it says so in one sentence and starts nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from testkit.sdk_worker import Shape, built, descendants, sdk_worker
 
-AGENTS = {"ClaudeCodeAgent": "Claude Code", "CodexAgent": "Codex"}
+AGENTS = {"ClaudeCodeAgent": "Claude Code"}
 
 pytestmark = [pytest.mark.sdk_worker, pytest.mark.asyncio]
 
