@@ -129,7 +129,7 @@ class Turn:
             item = self.item("userMessage", content=content, clientId=shown)
             self.started(item)
             self.completed(item)
-            text = " ".join(part.get("text", "") for part in content)
+            text = " ".join(said(content))
             self.say(f"steered: {text}")
             return text
         return ""
@@ -343,9 +343,15 @@ def opened(thread: Thread) -> dict[str, Any]:
     return {"thread": {"id": thread.id}, "model": "scripted", "approvalPolicy": "untrusted"}
 
 
+def said(content: list[Any]) -> list[str]:
+    """The texts of an input that a person wrote."""
+    texts = [part.get("text", "") for part in content if part.get("type") == "text"]
+    return [text for text in texts if not text.startswith("<host-context>")]
+
+
 def start(thread: Thread, params: dict[str, Any]) -> Any:
     """Begin a turn."""
-    text = "\n".join(part.get("text", "") for part in params["input"] if part.get("type") == "text")
+    text = "\n".join(said(params["input"]))
     if text.startswith("refuse "):
         raise Refused(text.removeprefix("refuse "))
     thread.input = params["input"]
