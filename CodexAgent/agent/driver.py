@@ -101,9 +101,11 @@ async def _started(spec: SessionSpec, launcher: Launcher, deadline: float) -> Ag
         home.prepared(spec.env)
         env = runtime_support.child_environment(spec.env)
         found = program.native(runtime_support.find_executable(found, env["PATH"], cwd=Path(spec.cwd)))
+    line = program.command_line(found, arguments)
+    command = Command(line if launcher.local else program.elsewhere(line), spec.cwd, spec.env)
     try:
         async with asyncio.timeout_at(deadline):
-            return await launcher.start(Command(program.command_line(found, arguments), spec.cwd, spec.env))
+            return await launcher.start(command)
     except TimeoutError:
         seconds = f"{spec.startup_timeout:g}"
         raise LaunchError("coding.agent_start_timeout", seconds=seconds, step="start", retryable=True) from None

@@ -34,6 +34,8 @@ CLIENT: Final = {"name": "langbot-coding-runner", "title": "LangBot coding runne
 LANGBOT: Final = "langbot_agent"
 """The name of LangBot's own tool server: what it offers was granted by the host already."""
 SANDBOXES: Final = ("read-only", "workspace-write", "danger-full-access")
+SANDBOX: Final = "workspace-write"
+"""What holds unless something else is chosen."""
 FULL_ACCESS: Final = "danger-full-access"
 
 EXCLUDED: Final = ("*KEY*", "*TOKEN*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*CREDENTIAL*", "LANGBOT_*")
@@ -80,7 +82,7 @@ class Opened:
 def sandbox_of(options: Mapping[str, Json]) -> str:
     """The sandbox mode among a spec's options; the safe default for anything unknown."""
     wanted = options.get("sandbox")
-    return wanted if isinstance(wanted, str) and wanted in SANDBOXES else "workspace-write"
+    return wanted if isinstance(wanted, str) and wanted in SANDBOXES else SANDBOX
 
 
 def mcp_server_config(servers: Sequence[McpServer], *, bridge: str, local: bool) -> tuple[dict[str, dict[str, Any]], list[str]]:

@@ -6,6 +6,7 @@ from typing import Final
 
 from agent import DRIVERS
 from agent.form import CodexPluginSettings, CodexSettings
+from agent.opening import SANDBOX
 from pkg.agent_api import Json, SessionSpec
 from pkg.product import Product, SpecInputs
 from pkg.settings import secret_names
@@ -33,9 +34,11 @@ def spec(settings: CodexSettings, inputs: SpecInputs) -> SessionSpec:
 
 
 def options(settings: CodexSettings) -> dict[str, Json]:
-    """The driver's own options; what the form leaves to the account's settings is not among them."""
+    """The driver's own options, without what the form leaves as it is: a daemon's policy file names those that may be set."""
     private = [name for name, value in settings.env_json.items() if secret_names([value])]
-    chosen: dict[str, Json] = {"sandbox": settings.sandbox_mode}
+    chosen: dict[str, Json] = {}
+    if settings.sandbox_mode != SANDBOX:
+        chosen["sandbox"] = settings.sandbox_mode
     if settings.model:
         chosen["model"] = settings.model
     if settings.effort:

@@ -26,6 +26,30 @@ def command_line(program: str, arguments: tuple[str, ...]) -> tuple[str, ...]:
     return (program, *overrides, *arguments, "app-server")
 
 
+ELSEWHERE: Final = """
+name=$1; shift
+case $name in "~/"*) name=$HOME/${name#"~/"};; esac
+found=$(command -v -- "$name") || { printf '%s: not found\\n' "$name" >&2; exit 127; }
+(umask 077; mkdir -p -- "${CODEX_HOME:-$HOME/.codex}") 2>/dev/null
+real=$(readlink -f -- "$found" 2>/dev/null) || real=$found
+case $real in */@openai/codex/bin/codex.js)
+  package=${real%/bin/codex.js}
+  scope=${package%/codex}
+  for native in "$scope"/codex-*/vendor/*/bin/codex "$package"/node_modules/@openai/codex-*/vendor/*/bin/codex \\
+    "$package"/vendor/*/bin/codex "$package"/vendor/*/codex/codex; do
+    if [ -x "$native" ]; then exec "$native" "$@"; fi
+  done;;
+esac
+exec "$found" "$@"
+"""
+"""The same for a machine that is not this one, as a shell script: the program's name first, then its arguments."""
+
+
+def elsewhere(command: tuple[str, ...]) -> tuple[str, ...]:
+    """A command line that starts the native binary behind ``command`` on another machine."""
+    return ("sh", "-c", ELSEWHERE.strip(), "codex", *command)
+
+
 def native(found: str) -> str:
     """The native binary behind the executable ``found``, or ``found`` itself."""
     real = Path(os.path.realpath(found))

@@ -102,7 +102,7 @@ class TestForm:
         """Asking, in a sandbox without network."""
         settings = parse(CodexSettings, {})
         made = PRODUCT.spec(settings, SpecInputs("/w", "local", {}, ()))
-        assert (made.command, made.policy, dict(made.options)) == (("codex",), "ask", {"sandbox": "workspace-write"})
+        assert (made.command, made.policy, dict(made.options)) == (("codex",), "ask", {})
 
     async def test_every_field_arrives(self) -> None:
         """The established names, and this package's own."""
