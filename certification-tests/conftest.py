@@ -26,6 +26,7 @@ from tooling import ROOT, SetupError, agents, daemon, host, venv
 MARKERS = {
     "real_agents": "drives the real ACP agents from the npm registry (about 1 GB, needs Node.js)",
     "real_claude": "drives the real Claude Code from the npm registry (400 MB)",
+    "real_codex": "drives the real Codex from the npm registry (420 MB)",
     "real_host": "drives the real LangBot host (1.6 GB, in an environment of its own)",
     "daemon_venv": "runs the daemon program with nothing but its own packages, in an environment of its own",
     "sdk_worker": "drives the built package in a real worker of the SDK's own runtime",
@@ -76,6 +77,12 @@ def agent_binaries() -> Path:
 def claude_program() -> Path:
     """The real Claude Code (for tests marked ``real_claude``)."""
     return agents.claude_code()
+
+
+@pytest.fixture(scope="session")
+def codex_program() -> Path:
+    """The real Codex, its native program (for tests marked ``real_codex``)."""
+    return agents.codex()
 
 
 @pytest.fixture(scope="session")
@@ -132,6 +139,7 @@ def _ssh(prepare: bool) -> str:
 NEEDS: dict[str, Callable[[bool], str]] = {
     "real_agents": _installed(agents.ACP),
     "real_claude": _installed(agents.CLAUDE_CODE),
+    "real_codex": _installed(agents.CODEX),
     "real_host": _real_host,
     "daemon_venv": _daemon_venv,
     "ssh": _ssh,

@@ -1,7 +1,8 @@
 """The progress lines under a text being written: what the agent is doing, never part of the answer.
 
-``show-progress`` says how much: ``off`` (nothing but a mark that more is coming), ``status`` (one line: the running tool,
-else the plan's current step, else "thinking" or "working"), ``tools`` (besides, the last tool calls with their outcome).
+``show-progress`` says how much: ``off`` (nothing but a mark that more is coming), ``status`` (one line: a status that the agent
+tells itself, else the running tool, else the plan's current step, else "thinking" or "working"), ``tools`` (besides, the last
+tool calls with their outcome).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pkg import limits, texts
 from pkg.agent_api import (
     AgentEvent,
     ApprovalRequested,
+    Notice,
     PlanEntry,
     PlanUpdated,
     QuestionAsked,
@@ -42,6 +44,8 @@ class Progress:
     _recent: dict[str, str] = field(default_factory=dict)
     _plan: tuple[PlanEntry, ...] = ()
     _waiting: str = ""
+    _told: str = ""
+    """A status of the agent's own, until its next sign of life."""
     _thinking: bool = False
     _active: bool = True
 
@@ -79,6 +83,8 @@ class Progress:
             self._waiting = one_line(about, limits.STATUS_CHARS)
         else:
             self._waiting = ""
+        status = isinstance(event, Notice) and event.code.startswith("status.")
+        self._told = texts.render(event.code, self.language, event.params) if isinstance(event, Notice) and status else ""
         self._thinking = isinstance(event, ThoughtDelta)
 
     def begin_turn(self, now: float) -> None:
@@ -105,6 +111,8 @@ class Progress:
     def _what(self) -> str:
         if self._waiting:
             return texts.render("status.waiting", self.language, {"what": self._waiting})
+        if self._told:
+            return self._told
         if self._running and self.mode != "tools":
             return texts.render("status.running", self.language, {"what": next(reversed(self._running.values()))})
         step = next((index for index, entry in enumerate(self._plan) if entry.status == "in_progress"), None)

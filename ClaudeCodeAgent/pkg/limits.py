@@ -750,3 +750,50 @@ DAEMON_AUDIT_FILES: Final = 4
 
 DAEMON_AUDIT_CHARS: Final = 512
 """Characters of one value in an audit line, so that a hub cannot fill the file with names; real directories are shorter."""
+
+# ---- the Codex driver
+
+CODEX_EARLY: Final = 64
+"""Notifications kept for a thread whose id is not known yet; a thread start sends about four."""
+
+CODEX_EARLY_THREADS: Final = 16
+"""Threads for which such notifications are kept; Codex starts threads of its own beside ours."""
+
+CODEX_CHILD_THREADS: Final = 256
+"""Threads that Codex started for one of ours and that are remembered, so that their questions reach the right person."""
+
+CODEX_OLD_TURNS: Final = 64
+"""Ended turns of a thread that are remembered, so that what comes late of them is not taken for the next one's."""
+
+CODEX_ITEMS: Final = 1000
+"""Items of one thread that are remembered; long turns have hundreds."""
+
+CODEX_ITEM_OUTPUT_CHARS: Final = 64 * 1024
+"""Characters kept of one command's output; Codex itself keeps about 1 MiB."""
+
+CODEX_REQUESTS: Final = 256
+"""Questions of the app-server that may be open in one thread; one more is refused."""
+
+CODEX_CLEAN_SECONDS: Final = 2.0
+"""Seconds Codex gets to end the commands that outlived their turn; then the process is ended."""
+
+CODEX_INTERRUPT_SECONDS: Final = 3.0
+"""Seconds between an interrupt and the end of its turn; measured 0.01. Beyond it the process is ended."""
+
+CODEX_RETRY_SECONDS: Final = 120.0
+"""Seconds Codex may go on reconnecting without any other sign of life; with its own bound on retries it gives up after 25."""
+
+CODEX_PROBE_SECONDS: Final = 20.0
+"""Seconds the check of the sandbox may take; measured 0.12 on an idle machine."""
+
+CODEX_PROBED_MACHINES: Final = 256
+"""Machines whose sandbox is known to work; a machine forgotten is checked again."""
+
+CODEX_TOOLS: Final = 128
+"""Tools of LangBot offered to a thread over the app-server's own connection."""
+
+CODEX_TOOL_SECONDS: Final = 600.0
+"""Seconds one of these tools may take; the host's own limits are shorter."""
+
+CODEX_FILE_SECONDS: Final = 15.0
+"""Seconds for writing an attachment through the app-server, and for reaching LangBot's tools; a person is waiting."""

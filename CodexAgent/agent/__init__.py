@@ -1,4 +1,4 @@
-"""The Codex driver: what this package adds to the shared core."""
+"""The driver for Codex; ``DRIVERS`` and ``COMMANDS`` are all that a daemon needs of it."""
 
 from __future__ import annotations
 

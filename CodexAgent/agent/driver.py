@@ -1,33 +1,143 @@
-"""What this version answers when it is asked to open Codex: it cannot drive it and says what to use instead."""
+"""Codex in any place a launcher reaches: one ``codex app-server`` per session, opened on its thread."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+import asyncio
+import contextlib
+import contextvars
+import dataclasses
+from pathlib import Path
 
+from agent import home, opening, program
+from agent.failures import Place
+from agent.files import SessionFiles
+from agent.opening import Opening
+from agent.server import AppServer
+from agent.session import CodexSession
+from agent.tools import HostTools, ToolsUnavailable
+from pkg import runtime_support
 from pkg.agent_api import SessionSpec
-from pkg.errors import Refused
-from pkg.launch import Launcher
+from pkg.errors import AgentDied, CodingError, LaunchError
+from pkg.launch import AgentProcess, Command, Launcher
+from pkg.redaction import Redactor
 
 NAME = "codex"
 
 
-def unavailable() -> Refused:
-    """The refusal, before anything is started: ``coding.driver_not_available``."""
-    return Refused("coding.driver_not_available", agent="Codex")
-
-
 class CodexDriver:
-    """An :class:`pkg.agent_api.AgentDriver` that refuses every session."""
+    """An :class:`pkg.agent_api.AgentDriver`.
+
+    ``SessionSpec.command`` is the program and further arguments before its subcommand. ``options`` may hold ``sandbox`` (one of
+    :data:`agent.opening.SANDBOXES`), ``model``, ``effort``, ``network`` (whether the sandbox lets commands into the network),
+    ``writable_roots`` (further directories the sandbox lets commands write to), ``private`` (names of variables no command may
+    see) and ``bridge`` (how LangBot's tools reach Codex: ``auto``, ``http``, ``stdio``).
+    """
+
+    def __init__(self) -> None:
+        self._sandboxed: set[str] = set()
+        """Machines whose sandbox is known to work."""
 
     @property
     def name(self) -> str:
         """``codex``."""
         return NAME
 
-    def unavailable(self) -> Refused:
-        """What every session is refused with."""
-        return unavailable()
+    async def open(self, spec: SessionSpec, launcher: Launcher) -> CodexSession:
+        """Start the app-server and open or resume its thread; the first event is :class:`pkg.agent_api.SessionStarted`.
 
-    async def open(self, spec: SessionSpec, launcher: Launcher) -> NoReturn:
-        """Raises :class:`pkg.errors.Refused`; starts nothing."""
-        raise unavailable()
+        Raises :class:`pkg.errors.CodingError` (``coding.agent_login_required``, ``coding.agent_start_timeout``,
+        ``coding.agent_exited``, ``coding.session_busy``, ``coding.session_missing``, ``coding.session_unavailable`` among
+        others, and what the launcher raises); by then every process it started is proven gone.
+        """
+        # Timers keep their context until they would have fired, so the whole opening runs in an empty one.
+        return await asyncio.create_task(self._open(spec, launcher), name="codex-open", context=contextvars.Context())
+
+    async def _open(self, spec: SessionSpec, launcher: Launcher) -> CodexSession:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + spec.startup_timeout
+        process = await _started(spec, launcher, deadline)
+        server = AppServer(process, Redactor(_secrets(spec)))
+        try:
+            server.peer.start()
+            # An empty directory or ``~`` only has a meaning in its place.
+            spec = dataclasses.replace(spec, cwd=process.directory)
+            place = Place(" ".join((spec.command[0], "login")), launcher.label)
+            attempt = Opening(spec, server, local=launcher.local, place=place)
+            try:
+                await attempt.handshake(min(spec.initialize_timeout, max(deadline - loop.time(), 0.001)))
+            except AgentDied as exc:
+                raise _never_started(exc, spec, launcher) from None
+            return await self._session(attempt, spec, launcher)
+        except BaseException:
+            await server.end()
+            raise
+
+    async def _session(self, attempt: Opening, spec: SessionSpec, launcher: Launcher) -> CodexSession:
+        """The open session of an app-server that has shaken hands; what it takes is given back where that fails."""
+        server, sandbox = attempt.server, opening.sandbox_of(spec.options)
+        async with contextlib.AsyncExitStack() as held:
+            tools = await _host_tools(attempt, launcher)
+            if tools is not None:
+                held.push_async_callback(tools.close)
+            guards = await held.enter_async_context(contextlib.AsyncExitStack())
+            if launcher.local and spec.resume_session_id:
+                await guards.enter_async_context(home.writer_guard(spec.env, spec.resume_session_id))
+            await attempt.thread()
+            thread_id = attempt.opened.thread_id
+            if launcher.local and thread_id != spec.resume_session_id:
+                await guards.enter_async_context(home.writer_guard(spec.env, thread_id, wait=0.0))
+            files = SessionFiles(server, spec.cwd, local=launcher.local)
+            session = CodexSession(attempt, sandbox=sandbox, files=files, tools=tools, guards=guards.pop_all())
+            held.pop_all()
+        if sandbox != opening.FULL_ACCESS and launcher.machine not in self._sandboxed:
+            session.check_sandbox(sandbox, self._sandboxed, launcher.machine)
+        return session
+
+
+async def _started(spec: SessionSpec, launcher: Launcher, deadline: float) -> AgentProcess:
+    arguments = spec.command[1:]
+    found = spec.command[0]
+    if launcher.local:
+        home.prepared(spec.env)
+        env = runtime_support.child_environment(spec.env)
+        found = program.native(runtime_support.find_executable(found, env["PATH"], cwd=Path(spec.cwd)))
+    line = program.command_line(found, arguments)
+    command = Command(line if launcher.local else program.elsewhere(line), spec.cwd, spec.env)
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await launcher.start(command)
+    except TimeoutError:
+        seconds = f"{spec.startup_timeout:g}"
+        raise LaunchError("coding.agent_start_timeout", seconds=seconds, step="start", retryable=True) from None
+
+
+async def _host_tools(attempt: Opening, launcher: Launcher) -> HostTools | None:
+    """LangBot's tools as tools of the connection, where they can be reached from here and the form does not say otherwise."""
+    spec = attempt.spec
+    server = next((each for each in spec.mcp_servers if each.name == opening.LANGBOT and each.transport == "http"), None)
+    if server is None or spec.options.get("bridge", "auto") != "auto" or not launcher.local:
+        return None
+    tools = HostTools(server)
+    try:
+        attempt.offered = await tools.listed()
+    except ToolsUnavailable:
+        await tools.close()
+        return None
+    return tools
+
+
+def _secrets(spec: SessionSpec) -> list[str]:
+    secrets = [*runtime_support.secret_values(spec.env)]
+    for server in spec.mcp_servers:
+        # A header's credential is shown without its scheme, too ("Bearer …").
+        secrets += [part for value in server.headers.values() for part in (value, value.rpartition(" ")[2])]
+        secrets += server.env.values()
+    return secrets
+
+
+def _never_started(exc: AgentDied, spec: SessionSpec, launcher: Launcher) -> CodingError:
+    """A shell's way of saying that there is no such program is said in our words."""
+    name = Path(spec.command[0]).name
+    if exc.code == "coding.agent_exited" and exc.params.get("code") == "127":
+        return LaunchError("coding.agent_not_found", name=name, places=launcher.label)
+    return exc

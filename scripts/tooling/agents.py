@@ -85,12 +85,25 @@ CLAUDE_CODE = Agents("claude-code", LOCKS / "claude-code", "the real Claude Code
 """The program is :func:`claude_code`; it needs Node.js only to be installed."""
 
 
+CODEX = Agents("codex", LOCKS / "codex", "the real Codex", "420 MB")
+"""The program is :func:`codex`; it needs Node.js only to be installed."""
+
+
 def claude_code() -> Path:
     """The native program of the installed Claude Code, not its wrapper. Raises :class:`tooling.SetupError`."""
     scope = CLAUDE_CODE.package("@anthropic-ai")
     found = sorted(scope.glob("claude-code-*/claude"))
     if len(found) != 1:
         raise SetupError(f"{CLAUDE_CODE.what}: npm installed {len(found)} programs for this platform below {scope}, not one")
+    return found[0]
+
+
+def codex() -> Path:
+    """The native program of the installed Codex, not its wrapper. Raises :class:`tooling.SetupError`."""
+    scope = CODEX.package("@openai")
+    found = sorted(scope.glob("codex-*/vendor/*/bin/codex"))
+    if len(found) != 1:
+        raise SetupError(f"{CODEX.what}: npm installed {len(found)} programs for this platform below {scope}, not one")
     return found[0]
 
 

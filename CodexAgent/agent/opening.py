@@ -1,0 +1,323 @@
+"""How a thread is opened: handshake, the account, the parameters, a stored thread resumed or a fresh one.
+
+Guarantees:
+
+- a stored thread is replaced by a fresh one only when Codex's answer proves that it is gone, and that is said; on every other
+  failure the id stays the stored one's;
+- the sandbox and the approval policy are sent every time (Codex keeps the last ones otherwise), and approvals go to the client,
+  never to a reviewer of Codex's own;
+- all that is a run's own (MCP servers with their bearers, instructions, the environment's exclusions) travels over the
+  connection: nothing of it is on a command line, in the environment or in the account's files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from agent.failures import Place, detail_of, is_busy_thread, is_missing_thread
+from agent.peer import RpcError
+from agent.server import AppServer
+from pkg import limits, mcp_stdio_shim
+from pkg.agent_api import Json, McpServer, Notice, SessionSpec
+from pkg.agent_end import last_lines
+from pkg.errors import AgentProtocolError, SessionUnavailable
+from pkg.lenient import as_dict, as_list, as_str
+
+CLIENT: Final = {"name": "langbot-coding-runner", "title": "LangBot coding runner", "version": "0.1.0"}
+LANGBOT: Final = "langbot_agent"
+"""The name of LangBot's own tool server: what it offers was granted by the host already."""
+SANDBOXES: Final = ("read-only", "workspace-write", "danger-full-access")
+SANDBOX: Final = "workspace-write"
+"""What holds unless something else is chosen."""
+FULL_ACCESS: Final = "danger-full-access"
+
+EXCLUDED: Final = ("*KEY*", "*TOKEN*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*CREDENTIAL*", "LANGBOT_*")
+"""Variables that no command of the agent sees, by name; Codex ignores their case."""
+
+KEY_PROVIDER: Final = "langbot_key"
+KEY_VARIABLES: Final = ("OPENAI_API_KEY", "CODEX_API_KEY")
+OPENAI: Final = "https://api.openai.com/v1"
+
+_UNUSABLE_NAME: Final = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+def approval_policy(policy: str, sandbox: str) -> str:
+    """What Codex is told, so that everything that needs a decision is asked and nothing else.
+
+    ``ask`` and ``deny`` must see every action: only ``untrusted`` asks for what the sandbox would let pass. Under
+    ``allow-edits`` and ``allow-all`` the sandbox decides what may happen unasked (``on-request`` asks to leave it); where there
+    is none, ``allow-edits`` has to see everything, too.
+    """
+    match policy:
+        case "ask" | "deny":
+            return "untrusted"
+        case "allow-edits":
+            return "untrusted" if sandbox == FULL_ACCESS else "on-request"
+        case "allow-all" | "on-failure":
+            return "on-request"
+        case "untrusted" | "on-request" | "never":
+            return policy
+    return "untrusted"
+
+
+@dataclass(slots=True)
+class Opened:
+    """What opening a thread found."""
+
+    thread_id: str = ""
+    resumed: bool = False
+    lost_history: bool = False
+    model: str = ""
+    version: str = ""
+    notices: list[Notice] = field(default_factory=list)
+
+
+def sandbox_of(options: Mapping[str, Json]) -> str:
+    """The sandbox mode among a spec's options; the safe default for anything unknown."""
+    wanted = options.get("sandbox")
+    return wanted if isinstance(wanted, str) and wanted in SANDBOXES else SANDBOX
+
+
+def mcp_server_config(servers: Sequence[McpServer], *, bridge: str, local: bool) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The ``mcp_servers`` of a thread, and the names of those that Codex cannot use (it speaks http and stdio).
+
+    ``bridge`` ``"stdio"`` turns every http server into our forwarding script.
+    """
+    config: dict[str, dict[str, Any]] = {}
+    skipped: list[str] = []
+    for server in servers:
+        name = _UNUSABLE_NAME.sub("_", server.name) or "server"
+        if server.transport == "http" and bridge == "stdio":
+            entry = _forwarded(server, local)
+        elif server.transport == "http":
+            entry = {"url": server.url, "http_headers": dict(server.headers)}
+        elif server.transport == "stdio" and server.command:
+            entry = {"command": server.command[0], "args": list(server.command[1:]), "env": dict(server.env)}
+        else:
+            skipped.append(server.name)
+            continue
+        if server.name == LANGBOT:
+            entry["default_tools_approval_mode"] = "approve"
+        config[name] = entry
+    return config, skipped
+
+
+def _forwarded(server: McpServer, local: bool) -> dict[str, Any]:
+    script = Path(mcp_stdio_shim.__file__).resolve()
+    where = (sys.executable, str(script)) if local else ("python3", "-c", script.read_text(encoding="utf-8"))
+    env = mcp_stdio_shim.environment(server.url, dict(server.headers))
+    return {"command": where[0], "args": ["-I", "-S", *where[1:]], "env": env}
+
+
+def excluded_variables(own: Json, private: Json) -> list[str]:
+    """The names and patterns no command sees: ours, those of the form's secrets, and those of the account's own settings."""
+    names = [*EXCLUDED, *(as_str(each) for each in as_list(private)), *(as_str(each) for each in as_list(own))]
+    return list(dict.fromkeys(filter(None, names)))
+
+
+def key_provider(env: Mapping[str, str], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a thread's configuration by which a key in the environment is used, empty where there is none.
+
+    Codex (0.171) looks at ``OPENAI_API_KEY`` only for a provider that says so; signing in with it would write it to disk.
+    """
+    name = next((name for name in KEY_VARIABLES if env.get(name)), "")
+    if not name:
+        return {}
+    address = env.get("OPENAI_BASE_URL") or as_str(own.get("openai_base_url")) or OPENAI
+    provider = {"name": "OpenAI", "base_url": address, "env_key": name, "wire_api": "responses"}
+    return {"model_providers": {KEY_PROVIDER: provider}}
+
+
+def _writable(options: Mapping[str, Json]) -> dict[str, Any]:
+    writable: dict[str, Any] = {}
+    if "network" in options:
+        writable["network_access"] = options["network"] is True
+    if roots := [as_str(each) for each in as_list(options.get("writable_roots"))]:
+        writable["writable_roots"] = roots
+    return writable
+
+
+def _tools_of_rollout(path: str) -> frozenset[str]:
+    """The names of the dynamic tools in a history's first line; nothing where it is not as Codex 0.171 writes it."""
+    try:
+        with Path(path).open("rb") as source:
+            first = json.loads(source.readline(limits.AGENT_LINE_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return frozenset()
+    meta = as_dict(as_dict(first).get("payload"))
+    return frozenset(as_str(as_dict(tool).get("name")) for tool in as_list(meta.get("dynamic_tools")))
+
+
+class Opening:
+    """One attempt to open a thread on a started app-server."""
+
+    def __init__(self, spec: SessionSpec, server: AppServer, *, local: bool, place: Place) -> None:
+        """``local`` says whether the server runs on this machine; ``place`` tells people where to sign in."""
+        self.spec = spec
+        self.server = server
+        self._local = local
+        self.place = place
+        self.opened = Opened()
+        self._skipped: list[str] = []
+        self.offered: list[dict[str, Any]] = []
+        """LangBot's tools, where they are to go over the connection itself."""
+        self.bridged = False
+        """Whether they do."""
+
+    async def handshake(self, seconds: float) -> None:
+        """The server's own start. Raises :class:`pkg.errors.CodingError`."""
+        params = {"clientInfo": CLIENT, "capabilities": {"experimentalApi": True}}
+        try:
+            result = as_dict(await self._call("initialize", params, seconds))
+        except RpcError as exc:
+            detail = detail_of(exc.message, self.server.redact)
+            raise AgentProtocolError("coding.agent_refused_handshake", detail=detail) from None
+        agent = as_str(result.get("userAgent"))
+        self.opened.version = agent.partition("/")[2].partition(" ")[0][:100]
+        await self.server.peer.notify("initialized")
+
+    async def thread(self) -> None:
+        """The thread, resumed or fresh. Raises :class:`pkg.errors.CodingError`."""
+        spec = self.spec
+        answers = await asyncio.gather(self._asked("config/read", {"cwd": spec.cwd}), self._asked("account/read", {}))
+        own, account = as_dict(answers[0].get("config")), answers[1]
+        provider: dict[str, Any] = {}
+        if account.get("requiresOpenaiAuth") is True and account.get("account", False) is None:
+            provider = key_provider(spec.env, own)
+            if not provider:
+                raise SessionUnavailable("coding.agent_login_required", command=self.place.login, machine=self.place.machine)
+        result: dict[str, Any] | None = None
+        if spec.resume_session_id:
+            self.bridged = bool(self.offered) and await self._has_tools(spec.resume_session_id)
+            result = await self._resumed(self._params(own, provider))
+        if result is None:
+            self.bridged = bool(self.offered)
+            params = self._params(own, provider)
+            if self.bridged:
+                params["dynamicTools"] = self.offered
+            result = await self._fresh(params)
+        if self._skipped:
+            names = ", ".join(dict.fromkeys(self._skipped))
+            self.opened.notices.append(Notice("coding.mcp_servers_refused", level="warning", params={"names": names}))
+        self.opened.model = as_str(result.get("model"))
+
+    def _params(self, own: Mapping[str, Any], provider: Mapping[str, Any]) -> dict[str, Any]:
+        spec, options = self.spec, self.spec.options
+        sandbox = sandbox_of(options)
+        given = [server for server in spec.mcp_servers if not (self.bridged and server.name == LANGBOT)]
+        servers, self._skipped = mcp_server_config(given, bridge=as_str(options.get("bridge")), local=self._local)
+        policy = as_dict(own.get("shell_environment_policy"))
+        config: dict[str, Any] = {
+            "shell_environment_policy": {"exclude": excluded_variables(policy.get("exclude"), options.get("private"))},
+            **provider,
+        }
+        if servers:
+            config["mcp_servers"] = servers
+        if effort := as_str(options.get("effort")):
+            config["model_reasoning_effort"] = effort
+        if sandbox == "workspace-write" and (writable := _writable(options)):
+            config["sandbox_workspace_write"] = writable
+        params: dict[str, Any] = {
+            "cwd": spec.cwd,
+            "approvalPolicy": approval_policy(spec.policy, sandbox),
+            "approvalsReviewer": "user",
+            "sandbox": sandbox,
+            "config": config,
+        }
+        if model := as_str(options.get("model")):
+            params["model"] = model
+        if provider:
+            params["modelProvider"] = KEY_PROVIDER
+        if spec.system_prompt.strip():
+            params["developerInstructions"] = spec.system_prompt
+        return params
+
+    async def _has_tools(self, thread_id: str) -> bool:
+        """Whether a stored thread has been given all of LangBot's tools: Codex keeps them in its history's first line."""
+        read = await self._asked("thread/read", {"threadId": thread_id})
+        path = as_str(as_dict(read.get("thread")).get("path"))
+        given = await asyncio.to_thread(_tools_of_rollout, path) if path and self._local else frozenset()
+        return {as_str(tool.get("name")) for tool in self.offered} <= given
+
+    async def _fresh(self, params: dict[str, Any]) -> dict[str, Any]:
+        try:
+            result = as_dict(await self._call("thread/start", params))
+        except RpcError as exc:
+            raise self._refused("thread/start", exc) from None
+        self.opened.thread_id = as_str(as_dict(result.get("thread")).get("id"))
+        if not self.opened.thread_id:
+            raise AgentProtocolError("coding.agent_protocol", step="thread/start")
+        return result
+
+    async def _resumed(self, params: dict[str, Any]) -> dict[str, Any] | None:
+        """Reopen the stored thread; ``None`` when it is proven gone and a new one may replace it."""
+        thread_id = self.spec.resume_session_id
+        try:
+            result = as_dict(await self._call("thread/resume", {**params, "threadId": thread_id, "excludeTurns": True}))
+        except RpcError as exc:
+            if is_busy_thread(exc):
+                raise SessionUnavailable("coding.session_busy", retryable=True) from None
+            if not is_missing_thread(exc):
+                raise self._refused("thread/resume", exc) from None
+            if not self.spec.create_if_missing:
+                raise SessionUnavailable("coding.session_missing") from None
+            self.opened.lost_history = True
+            return None
+        self.opened.thread_id = as_str(as_dict(result.get("thread")).get("id")) or thread_id
+        self.opened.resumed = True
+        return result
+
+    # ---- calls
+
+    async def _asked(self, method: str, params: Json) -> dict[str, Any]:
+        """The answer to something that versions may lack: empty where it is refused."""
+        try:
+            return as_dict(await self._call(method, params))
+        except RpcError:
+            return {}
+
+    async def _call(self, method: str, params: Json, timeout: float = 0.0) -> Json:
+        seconds = timeout or self.spec.initialize_timeout
+        try:
+            return await self.server.peer.call(method, params, seconds)
+        except TimeoutError:
+            raise SessionUnavailable(
+                "coding.agent_start_timeout",
+                detail=last_lines(self.server.stderr_tail(), self.server.redact),
+                retryable=True,
+                seconds=f"{seconds:g}",
+                step=method,
+            ) from None
+
+    def _refused(self, method: str, exc: RpcError) -> SessionUnavailable:
+        detail = detail_of(exc.message, self.server.redact)
+        return SessionUnavailable("coding.session_unavailable", detail=detail, step=method)
+
+
+async def sandbox_works(server: AppServer, cwd: str, sandbox: str) -> bool | None:
+    """Whether a command runs in the sandbox of this machine; ``None`` where that can't be found out.
+
+    The check runs ``true`` under the very mode (0.12 s with Codex 0.171); where the machine allows no namespaces, it fails.
+    """
+    kind = {"read-only": "readOnly", "workspace-write": "workspaceWrite"}.get(sandbox)
+    if kind is None:
+        return None
+    params = {
+        "command": ["true"],
+        "cwd": cwd,
+        "sandboxPolicy": {"type": kind},
+        "timeoutMs": int(limits.CODEX_PROBE_SECONDS * 500),
+    }
+    try:
+        result = as_dict(await server.peer.call("command/exec", params, limits.CODEX_PROBE_SECONDS))
+    except (RpcError, TimeoutError):
+        return None
+    code = result.get("exitCode")
+    return code == 0 if isinstance(code, int) else None
