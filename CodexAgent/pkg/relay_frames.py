@@ -77,7 +77,7 @@ def _no_json(value: object) -> NoReturn:
 _LONG: Final = 1024
 """Characters from which on :func:`_quoted` is faster than the C function, which looks at each one twice."""
 
-_RARE: Final = bytes(255 - code if code < 0x20 and code not in b"\t\n\r" else code for code in range(256))
+_RARE: Final = bytes(255 - code if code == 0x7F or (code < 0x20 and code not in b"\t\n\r") else code for code in range(256))
 """Changes the control characters that hardly any text has, and leaves every other ASCII character alone."""
 
 _C_QUOTED: Final = json.encoder.encode_basestring_ascii
