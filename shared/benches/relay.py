@@ -375,8 +375,8 @@ def _ratios(samples: Sequence[float], others: Sequence[float]) -> tuple[float, .
 
 
 PHASES: Final[Phases] = {
-    "rate": (rate, 90.0),
-    "latency": (latency, 60.0),
+    "rate": (rate, 140.0),
+    "latency": (latency, 90.0),
     "replay": (replay, 60.0),
     "memory": (memory, 60.0),
 }
