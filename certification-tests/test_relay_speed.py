@@ -65,6 +65,13 @@ class Counting(ScriptedDaemon):
                 sent = self.frames
                 await self.emit_event(job_id, {"n": number})
                 assert self.frames == sent + 1, "it waits for something"
+        elif payload["way"] == "large":
+            for _ in range(5):
+                await asyncio.sleep(0)
+            await self.emit_event(job_id, {"pad": "x" * payload["size"]})
+            assert self.frames == before + 1
+            assert self._protocol.waiting
+            assert self._wake.is_set(), "nobody sees to the rest"
         else:
             for number in range(payload["count"]):
                 await self.emit_event(job_id, {"n": number, "pad": "x" * payload["pad"]})
@@ -96,6 +103,18 @@ async def test_what_a_job_says_in_one_go_travels_in_few_frames(pad: int, in_a_fr
             *events, last = [event async for event in hub.run_job("laptop", payload, None, WAIT)]
             assert [event["n"] for event in events] == list(range(count))
             assert last["frames"] <= 2 * 10 + 2
+
+
+@pytest.mark.asyncio
+async def test_a_lone_event_of_many_frames_is_sent_to_its_end() -> None:
+    """Our rule: whoever sends a lone event's first frame sees to the rest of it; nothing waits for a timer."""
+    async with running_hub() as hub:
+        daemon = Counting(url=hub.endpoint)
+        async with running_daemon(daemon):
+            await hub.wait_for_daemon("laptop", WAIT)
+            payload = {"way": "large", "size": 1_900_000}
+            events = [event async for event in hub.run_job("laptop", payload, None, WAIT)]
+            assert len(events[0]["pad"]) == 1_900_000
 
 
 @contextlib.asynccontextmanager

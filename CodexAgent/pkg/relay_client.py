@@ -61,9 +61,6 @@ log = logging.getLogger(__name__)
 
 _PREFIX: Final = "coding"
 
-_NOBODY: Final = contextvars.Context()
-"""A context with nothing in it."""
-
 UNSEALED: Final = "anybody on the way can say so on plain ws://; trying again, slowly"
 """What is told with a rejection that need not be the hub's."""
 
@@ -171,6 +168,8 @@ class AgentRuntimeDaemonClient:
         self._sending: relay_sockets.Sending | None = None
         self._quiet = False
         """Whether the writer has had nothing to do for a turn of the loop."""
+        self._passed = False
+        """Whether the writer was woken and had to leave the connection to a job's own frame."""
         self._timer: asyncio.TimerHandle | None = None
         self._ticked = 0.0
         self._refusal: Refused | None = None
@@ -393,6 +392,8 @@ class AgentRuntimeDaemonClient:
                         await asyncio.sleep(0)
                         continue
                     self._quiet = True
+                else:
+                    self._passed = True
                 self._wake.clear()
                 await self._wake.wait()
                 self._quiet = False
@@ -405,14 +406,16 @@ class AgentRuntimeDaemonClient:
                 with contextlib.suppress(ConnectionClosed):
                     await sending.send(frame)
         finally:
-            if lone:
-                asyncio.get_running_loop().call_soon(self._turned, sending, context=_NOBODY)
+            self._tell()
+            if lone and not self._passed and not self._protocol.waiting:
+                asyncio.get_running_loop().call_soon(self._turned, sending, context=contextvars.Context())
             else:
+                self._passed = False
                 self._wake.set()
 
     def _turned(self, sending: relay_sockets.Sending) -> None:
-        """The loop has turned since a lone event; if another came since then, they are many."""
-        if self._protocol.fresh:
+        """The loop has turned since a lone event; if something else waits by now, it was not alone."""
+        if self._protocol.waiting:
             self._wake.set()
         elif self._sending is sending:
             self._quiet = True

@@ -184,9 +184,8 @@ class DaemonProtocol:
         self._lost_at = 0.0
         self._ping_at = math.inf
         self._ping = 0
-        self.fresh = 0
-        """Events emitted since a frame was last asked for."""
-        self._fresh_bytes = 0
+        self._fresh = self._fresh_bytes = 0
+        """Events emitted since a frame was last asked for, and their bytes."""
         self._acks: list[DaemonJob] = []
         self._ack_at = math.inf
 
@@ -198,9 +197,14 @@ class DaemonProtocol:
         return self._stage == "live"
 
     @property
+    def waiting(self) -> bool:
+        """Whether :meth:`next_frame` may give something now."""
+        return bool(self._plain or self._controls or self._ready)
+
+    @property
     def full(self) -> bool:
         """Whether what was emitted since a frame was last asked for fills one."""
-        return self.fresh >= limits.RELAY_BATCH or self._fresh_bytes >= limits.RELAY_FRAME_TARGET
+        return self._fresh >= limits.RELAY_BATCH or self._fresh_bytes >= limits.RELAY_FRAME_TARGET
 
     def events(self) -> list[DaemonEvent]:
         """What happened since the last call, in order."""
@@ -213,7 +217,7 @@ class DaemonProtocol:
             return self._plain.popleft()
         if self._channel is None:
             return None
-        self.fresh = self._fresh_bytes = 0
+        self._fresh = self._fresh_bytes = 0
         if self._acks and (self._controls or self._ready):
             self._flush_acks()
         while True:
@@ -632,7 +636,7 @@ class DaemonProtocol:
         encoded = encode(event)
         if not job.out.push(encoded):
             return False
-        self.fresh += 1
+        self._fresh += 1
         self._fresh_bytes += len(encoded)
         if not job.queued:
             self._queue(job)
