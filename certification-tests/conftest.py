@@ -1,7 +1,8 @@
 """What every suite shares: which package is under test, what selected tests need, and that no test leaves a process behind.
 
 ``CODING_RUNNER_SOURCE_ROOT`` points the suites at extracted artifacts: a directory that holds ``ACPAgentRunner`` (or is one
-package itself); ``pkg``, ``agent`` and ``components`` are then imported from there.
+package itself); ``pkg``, ``agent`` and ``components`` are then imported from there. Tests of the sibling packages run in a
+process of their package (:mod:`testkit.package_roots`).
 
 ``SUITE_PREPARE`` (set by ``scripts/test.py``) lets the suite install what the selected tests need: the real ACP agents and the
 real LangBot host. Where something cannot be had, its tests are skipped with the reason; with ``SUITE_REQUIRE_ALL`` (set by
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from testkit import package_roots
 from tooling import ROOT, SetupError, agents, daemon, host, venv
 
 MARKERS = {
@@ -34,18 +36,22 @@ MARKERS = {
 LEFTOVER_GRACE = 5.0
 """Seconds a test's last child gets to leave before the test is blamed; only waited when there is one."""
 
+SERVING = "serving"
+"""The plugin's name where this process runs a sibling's tests: whoever asks for one has prepared what it needs."""
+
 HARMLESS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 """Helpers of Python's own that live as long as their parent."""
 
 
 def _source_root() -> Path:
     given = os.environ.get("CODING_RUNNER_SOURCE_ROOT", "")
+    name = package_roots.current()
     if not given:
-        return ROOT / "ACPAgentRunner"
+        return ROOT / name
     root = Path(given).resolve()
-    package = root / "ACPAgentRunner" if (root / "ACPAgentRunner").is_dir() else root
+    package = root / name if name != package_roots.CORE or (root / name).is_dir() else root
     if not (package / "pkg" / "agent_api.py").is_file():
-        raise pytest.UsageError(f"CODING_RUNNER_SOURCE_ROOT={given} holds no extracted package")
+        raise pytest.UsageError(f"CODING_RUNNER_SOURCE_ROOT={given} holds no extracted package {name}")
     return package
 
 
@@ -124,12 +130,17 @@ NEEDS: dict[str, Callable[[bool], str]] = {
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+    if package_roots.serving():
+        config.pluginmanager.register(package_roots.Serving(MARKERS), SERVING)
+    else:
+        config.pluginmanager.register(package_roots.Siblings())
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Prepare what the tests that were really selected need; skip those whose needs cannot be met."""
-    if session.config.option.collectonly:
+    if session.config.option.collectonly or session.config.pluginmanager.has_plugin(SERVING):
         return
+    package_roots.link(session.items)
     prepare = bool(os.environ.get("SUITE_PREPARE"))
     capture = session.config.pluginmanager.getplugin("capturemanager")
     for marker, prepared in NEEDS.items():

@@ -291,6 +291,10 @@ class TestNetwork:
             assert daemon.cancelled == []
             assert job.outcome is None
             assert daemon._protocol.counters.injected == 1
+            assert hub._listener is not None
+            [socket] = hub._listener.protocol._sockets.values()
+            assert socket.counters.injected == 1
+            assert len(proxy.pipes) == 1
             await job.cancel()
 
     async def test_a_cut_of_65_seconds_at_full_length(self, tmp_path: Path) -> None:

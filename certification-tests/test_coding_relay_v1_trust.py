@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import hashlib
 import importlib.metadata
+import io
 import json
 import logging
 import os
@@ -171,29 +172,6 @@ class TestEnds:
                 await hub.wait_for_daemon("laptop", WAIT)
                 assert daemon.ended == daemon.cancelled == [job_id]
                 assert markers(tmp_path / "state") == []
-                assert await numbers(await hub.open_job("laptop", {"count": 1})) == [0]
-
-    @pytest.mark.parametrize("durable", [True, False], ids=["disk", "pool"])
-    async def test_a_killed_hub_s_stubborn_job_keeps_its_daemon_without_jobs(self, tmp_path: Path, durable: bool) -> None:
-        """Our rule: neither with markers nor without a disk does the next hub start a job beside one that still runs."""
-        port = free_port()
-        daemon = ScriptedDaemon(url=f"ws://127.0.0.1:{port}")
-        async with running_daemon(daemon):
-            process = await start_process(
-                "hub", port, str(tmp_path / "state"), TOKEN, {"count": 1, "hold": True, "stubborn": True}
-            )
-            try:
-                await said(process, "event")
-            finally:
-                await kill(process)
-            named: dict[str, Any] = {"state_dir": tmp_path / "state"} if durable else {"shared": True, "installation": "pool"}
-            async with running_hub(port=port, **named) as hub:
-                await until(lambda: daemon.cancelled)
-                assert (await refusal(hub.wait_for_daemon("laptop", 0.5))).reason in ("daemon_fenced", "daemon_offline")
-                assert (await refusal(hub.open_job("laptop", {}))).reason in ("daemon_fenced", "daemon_offline")
-                assert len(daemon.ran) == 1
-                daemon.let_go.set()
-                await hub.wait_for_daemon("laptop", WAIT)
                 assert await numbers(await hub.open_job("laptop", {"count": 1})) == [0]
 
     async def test_a_killed_daemon_s_job_is_lost_and_its_successor_proves_the_end(
@@ -494,6 +472,41 @@ class TestTools:
                     except aiohttp.ClientConnectionError:
                         pass
 
+    async def test_the_address_takes_its_own_path_its_bearer_and_bounded_bodies(self, hub: AgentRuntimeDaemonHub) -> None:
+        """Our rule: whoever finds the port on the machine gets nowhere, and nothing but a good call reaches the hub."""
+        calls: list[Any] = []
+
+        async def counting(payload: Any) -> Any:
+            calls.append(payload)
+            return await _echo(payload)
+
+        async with running_daemon(ScriptedDaemon(url=hub.endpoint)), aiohttp.ClientSession() as session:
+            await hub.wait_for_daemon("laptop", WAIT)
+            job = await hub.open_job("laptop", {"tool": self.CALL, "hold": True}, counting)
+            async with asyncio.timeout(WAIT), contextlib.aclosing(job.events()) as events:
+                config = (await anext(events))["config"]
+                while "answer" not in await anext(events):
+                    pass
+            assert calls == [self.CALL]
+            url, headers = config["url"], config["headers"]
+            root = url.rpartition("/")[0]
+            large = io.BytesIO(b"[" + b" " * limits.MCP_BODY_BYTES + b"]")
+            for address, sent, body, wanted in (
+                (root, headers, b"{}", {401, 404}),
+                (f"{root}/{'A' * 22}", headers, b"{}", {401, 404}),
+                (url, {}, b"{}", {401}),
+                (url, {"Authorization": "Bearer " + "A" * 43}, b"{}", {401}),
+                (url, headers, large, {413}),
+            ):
+                async with session.post(address, data=body, headers=sent) as answered:
+                    assert answered.status in wanted, address
+            assert calls == [self.CALL]
+            await job.cancel()
+            with pytest.raises(aiohttp.ClientResponseError, match="401"):
+                async with session.post(url, json=self.CALL, headers=headers, raise_for_status=True):
+                    pass
+            assert calls == [self.CALL]
+
     async def test_a_slow_tool_delays_nothing_and_ends_with_its_job(self, hub: AgentRuntimeDaemonHub) -> None:
         """Our rule: calls are answered beside the receive loop, and a cancel ends them at once."""
         reached, ended = asyncio.Event(), asyncio.Event()
@@ -651,6 +664,17 @@ class TestListener:
                 assert (await refusal(hub.wait_for_daemon("laptop", 0.05))).code == "coding.daemon_offline"
             assert not hub.is_running
 
+    async def test_a_hub_that_stands_still_goes_with_its_installation(self) -> None:
+        """Authority table: nothing is kept under a revoked installation's key."""
+        hub = get_agent_runtime_daemon_hub("acp", installation="gone", shared=True)
+        async with hub.in_use("127.0.0.1", free_port(), TOKEN):
+            assert hub.is_running
+        assert not hub.is_running
+        assert get_agent_runtime_daemon_hub("acp", installation="gone", shared=True) is hub
+        await installations.revoke("gone")
+        assert get_agent_runtime_daemon_hub("acp", installation="gone", shared=True) is not hub
+        await installations.revoke("gone")
+
     async def test_two_installations_with_one_secret_are_both_without_daemons(self) -> None:
         """Our rule: a proof that could mean either means neither."""
         port = free_port()
@@ -666,43 +690,6 @@ class TestListener:
                 assert (await refusal(hub.start("127.0.0.1", port, TOKEN))).code == "coding.daemon_token_conflict"
             await installations.revoke("two")
             await one.wait_for_daemon("laptop", WAIT)
-
-    async def test_a_thousand_strangers_do_not_keep_a_daemon_out(self) -> None:
-        """Our rule: parking is bounded per address and in all, and the oldest stranger gives way."""
-        hello = {
-            "type": "daemon.hello",
-            "protocol": PROTOCOL,
-            "daemon_id": "laptop",
-            "daemon_incarnation": "i",
-            "nonce": "n" * 32,
-        }
-        proof = {"type": "daemon.proof", "proof": "p" * 43}
-        port = free_port()
-        async with (
-            running_hub(shared=True, installation="host", token=OTHER_TOKEN, port=port) as host,
-            contextlib.AsyncExitStack() as crowd,
-        ):
-
-            async def stranger(number: int) -> None:
-                address = (f"127.0.{number % 250 // 25 + 1}.{number % 25 + 1}", 0)
-                raw = await connect(host.endpoint, compression=None, proxy=None, local_addr=address, close_timeout=0.1)
-                crowd.callback(raw.transport.abort)
-                with contextlib.suppress(ConnectionClosed):
-                    await raw.send(json.dumps(hello))
-                    await raw.recv()
-                    await raw.send(json.dumps(proof))
-                    await raw.recv()
-
-            daemon = ScriptedDaemon(url=host.endpoint)
-            async with running_daemon(daemon):
-                await until(lambda: ("parked", "") in daemon.states)
-                for batch in range(10):
-                    async with asyncio.timeout(WAIT):
-                        await asyncio.gather(*(stranger(batch * 100 + each) for each in range(100)))
-                assert host._listener is not None
-                assert 0 < host._listener.protocol.parked <= limits.RELAY_PARKED
-                async with running_hub(shared=True, installation="guest", port=port) as guest:
-                    await guest.wait_for_daemon("laptop", WAIT)
 
     async def test_settings_come_from_the_form_then_from_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The SDK's rule: ``daemon-*`` fields, and ``<PREFIX>_*`` variables where a field says nothing."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import json
 import signal
+import ssl
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -40,7 +42,8 @@ from testkit.relay_rig import (
     running_hub,
     until,
 )
-from testkit.relay_socket import SocketDaemon, TlsFront, hub_by_hand
+from testkit.relay_socket import SocketDaemon, hub_by_hand
+from testkit.tls_front import TlsFront
 
 pytestmark = pytest.mark.asyncio
 
@@ -64,6 +67,10 @@ def counted(hub: AgentRuntimeDaemonHub) -> Counters:
 def elsewhere(address: str) -> str:
     """The same listener by an address of which nobody can know that it is this machine's."""
     return address.replace("127.0.0.1", "0.0.0.0")
+
+
+def _lost_twice(daemon: ScriptedDaemon) -> bool:
+    return len(told(daemon, "lost")) >= 2
 
 
 class Pauses(Backoff):
@@ -220,6 +227,24 @@ class TestForeignBytes:
             assert await numbers(job) == list(range(400))
             assert [info["daemon_id"] for info in await hub.list_daemons()] == ["laptop"]
 
+    @pytest.mark.parametrize("said", ["run.event", "hello again", "5 KiB"])
+    async def test_a_parked_connection_is_heard_on_pings_only(self, said: str) -> None:
+        """Our rule: before its installation has shown its secret a daemon hears ``parked`` and ``pong``, and says no more."""
+        async with running_hub(shared=True, installation="host", token=OTHER_TOKEN) as hub, SocketDaemon(hub.endpoint) as one:
+            assert await one.prove() == {"type": "daemon.parked"}
+            for number in range(3):
+                await one.push(json.dumps({"type": "daemon.ping", "n": number}).encode())
+                assert json.loads(await one.pull()) == {"type": "daemon.pong", "n": number}
+            message: dict[str, Any] = {"type": "daemon.ping", "n": 4, "pad": "x" * 5000}
+            if said == "run.event":
+                message = {"type": "run.event", "job_id": "x", "seq": 1, "records": [{"n": 1}]}
+            elif said == "hello again":
+                message = {"type": "daemon.hello", "protocol": "coding-relay-v1", "daemon_id": "x", "token": OTHER_TOKEN}
+            await one.push(json.dumps(message).encode())
+            code, reason = await one.closed()
+            assert (code, reason.partition(":")[0]) == (1002, "protocol_error")
+            assert await hub.list_daemons() == []
+
     @pytest.mark.parametrize("kind", ["large", "binary", "no UTF-8", "nested", "half", "sealed", "silent"])
     async def test_what_is_no_hub_gets_nothing_and_stops_nobody(self, kind: str, tmp_path: Path) -> None:
         """Our rule: a daemon leaves whoever does not prove to be its hub, says so, and is there when the real one is back."""
@@ -371,11 +396,18 @@ class TestRejections:
     async def test_where_only_the_hub_can_say_it_a_rejection_is_final(self, tmp_path: Path) -> None:
         """Our rule: behind a checked certificate, pinned or of a trusted authority, a wrong token stops the daemon."""
         async with running_hub(state_dir=tmp_path) as hub, TlsFront(port_of(hub), tmp_path) as front:
-            for named in ({"certificate_sha256": front.pin}, {"ssl_context": front.trusting()}):
+            unverified = ssl.create_default_context()
+            unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+            pinned: dict[str, Any] = {"certificate_sha256": front.pin}
+            for named in (pinned, {"ssl_context": front.trusting()}, pinned | {"ssl_context": unverified}):
                 error = await refusal(ScriptedDaemon(url=front.url, token=OTHER_TOKEN, **named).run_forever())
                 assert error.code == "coding.daemon_rejected"
                 assert "daemon_token_rejected" in str(error)
                 assert UNSEALED not in str(error)
+            daemon, _ = impatient(url=front.url, token=OTHER_TOKEN, ssl_context=unverified)
+            async with running_daemon(daemon) as task:
+                await until(lambda: len(told(daemon, "refused")) >= 2)
+                assert not task.done(), "TLS with anybody is no better than none"
 
 
 class TestCertificates:
@@ -419,7 +451,7 @@ class TestCertificates:
         for url, slow in (("wss://hub.invalid:1", True), (f"ws://127.0.0.1:{free_port()}", False)):
             daemon, pauses = impatient(url=url)
             async with running_daemon(daemon):
-                await until(lambda daemon=daemon: len(told(daemon, "lost")) >= 2)
+                await until(functools.partial(_lost_twice, daemon))
             assert set(pauses.slow) == {slow}
 
     @pytest.mark.parametrize("url", ["ws://hub.example:1", "ws://192.0.2.1", "ws://0.0.0.0:1", "ws://[2001:db8::1]:1"])
@@ -483,11 +515,11 @@ class TestClocks:
 class TestTwoMachines:
     """Two daemons with one id, as real processes."""
 
-    async def test_a_daemon_that_answers_no_more_makes_room_for_another(
-        self, hub: AgentRuntimeDaemonHub, tmp_path: Path
-    ) -> None:
-        """Our rule: a live one is never replaced; after a probe it fails, the second is in, and the first waits later."""
+    async def test_a_daemon_that_answers_no_more_makes_room_for_another(self, tmp_path: Path) -> None:
+        """Our rule: long before its silence counts, a failed probe lets the second in; the first waits when it wakes."""
+        times = dataclasses.replace(TIMES, dead=WAIT * 10)
         async with (
+            running_hub(state_dir=tmp_path / "state", times=times) as hub,
             started("daemon", url=hub.endpoint, table=str(tmp_path / "first")) as first,
             started_later("daemon", url=hub.endpoint, table=str(tmp_path / "second")) as start_second,
         ):

@@ -146,6 +146,7 @@ class TestProof:
             again = DurableJobTable(tmp_path / "t")
             left = await again.recover()
             assert sorted(left.quiesced) == ["one", "two"] and left.unproven == ()
+            assert left.ended == ("one",), "the end of the other was seen before"
             assert hostile_trees.living(dict((recorded, unrecorded))) == []
             assert len(hostile_trees.living(dict((neighbour, stranger)))) == 2
             again.close()

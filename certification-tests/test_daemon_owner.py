@@ -10,6 +10,7 @@ import os
 import pty
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tomllib
@@ -56,7 +57,7 @@ def home(tmp_path: Path) -> Path:
 
 def environment(home: Path, **more: str) -> dict[str, str]:
     """The account's."""
-    return {"PATH": os.environ.get("PATH", ""), "HOME": str(home), "LANG": "C.UTF-8", **more}
+    return {"PATH": os.environ.get("PATH", ""), "HOME": str(home), "LANG": "C.UTF-8"} | more
 
 
 def policy_of(home: Path) -> Path:
@@ -178,6 +179,23 @@ class TestPolicyFile:
         assert list(tomllib.loads(text)["agents"]) == ["opencode"]
         assert '# [agents.codex]\n# command = ["codex-acp"]' in text
 
+    @pytest.mark.asyncio
+    async def test_what_only_this_shell_finds_a_service_finds_too(self, home: Path) -> None:
+        """An agent that a version manager's PATH leads to is found again under the short PATH that services have."""
+        odd = home / "managed" / "bin"
+        odd.mkdir(parents=True)
+        (home / ".local" / "bin" / "opencode").rename(odd / "opencode")
+        code, _ = await daemon(home, "init", "--workspace", "~/src", PATH=f"relative:{odd}:/usr/bin:/bin")
+        assert code == 0
+        file = policy_of(home)
+        assert all(entry.startswith("/") for entry in tomllib.loads(file.read_text())["path"].split(":"))
+        code, output = await daemon(home, "check", PATH="/usr/bin:/bin")
+        assert f"agent opencode (acp): ok ({odd / 'opencode'})" in output
+        file.unlink()
+        (odd / "opencode").rename(home / ".local" / "bin" / "opencode")
+        await daemon(home, "init", PATH=f"{odd}:/usr/bin:/bin")
+        assert '# path = ""' in file.read_text()
+
     def test_every_key_stands_in_it_with_an_explanation(self, home: Path) -> None:
         """Commented keys are keys that are read: with all of them switched on the file is still a policy."""
         text = daemon_setup.sample(
@@ -205,6 +223,17 @@ class TestPolicyFile:
         defaults = load(plain, ("acp",))
         same = ("job_environment", "job_options", "approvals", "mcp_servers", "worktrees", "state_dir", "path")
         assert [getattr(policy, name) for name in same] == [getattr(defaults, name) for name in same]
+
+    def test_the_guide_explains_every_key(self, package_root: Path) -> None:
+        """DAEMON.md names each key of the file, each command and each outcome of the record, and no key that is not read."""
+        guide = (package_root / "DAEMON.md").read_text(encoding="utf-8")
+        rows = {
+            name for row in re.findall(r"^\| (`[^|]+) \|", guide, re.MULTILINE) for name in re.findall(r"`([a-z_0-9]+)`", row)
+        }
+        known = {field.name for kind in (Policy, HubEntry, AgentEntry) for field in dataclasses.fields(kind)}
+        outcomes = {"started", "refused", "closed", "completed", "failed", "unproven", "recovered"}
+        assert rows == (known - {"file", "name", "hubs", "agents"}) | {"environment"} | outcomes
+        assert all(f"daemon.py {command}" in guide for command in ("init", "keygen", "check", "run"))
 
     @pytest.mark.parametrize(
         "arguments",
@@ -328,17 +357,19 @@ class TestCheck:
     async def test_a_hub_that_is_not_there_is_said_with_the_reason(
         self, pair: tuple[AgentRuntimeDaemonHub, DaemonHome]
     ) -> None:
-        """Refused, unknown name, no WebSocket, no TLS: each in its own words, with exit code 1, and the rest is still said."""
+        """Each in its own words, with exit code 1, and the rest is still said."""
         hub, workstation = pair
 
-        async def page(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        async def page(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            status = b"502 Bad Gateway" if b"/proxy" in await reader.readline() else b"404 Not Found"
+            writer.write(b"HTTP/1.1 %s\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" % status)
             writer.close()
 
         server = await asyncio.start_server(page, "127.0.0.1", 0)
         web = server.sockets[0].getsockname()[1]
         said = {
             f"ws://127.0.0.1:{web}": "answers 404",
+            f"ws://127.0.0.1:{web}/proxy": "reaches no hub",
             hub.endpoint.replace("ws://", "wss://"): "mixed up",
             f"wss://127.0.0.1:{web}": "mixed up",
             "wss://no-such-machine.invalid": "the name is not known",
@@ -357,6 +388,23 @@ class TestCheck:
         workstation.policy.write_text(original.replace(workstation.url, f"ws://127.0.0.1:{web}"))
         code, output = await daemon_rig.run(("check", "--policy", str(workstation.policy)), workstation.environment())
         assert code == 1 and "nobody listens there" in output
+
+    @pytest.mark.asyncio
+    async def test_a_hub_that_is_not_there_yet_fills_no_log(self, tmp_path: Path) -> None:
+        """Trying again and again is told once; the daemon goes on, and is there when the hub opens."""
+        with socket.socket() as reserved:
+            reserved.bind(("127.0.0.1", 0))
+            port = reserved.getsockname()[1]
+        workstation = DaemonHome(tmp_path / "home", f"ws://127.0.0.1:{port}")
+        async with daemon_rig.running(workstation):
+            await poll(lambda: workstation.log.read_bytes().count(b": lost (") >= 3)
+            assert len(re.findall(rb"(WARNING|INFO) \S+: lost \(", workstation.log.read_bytes())) == 1
+            hub = AgentRuntimeDaemonHub(error_code_prefix="coding", state_dir=tmp_path / "hub")
+            await hub.start("127.0.0.1", port, TOKEN)
+            try:
+                await hub.wait_for_daemon(DAEMON_ID, WAIT)
+            finally:
+                await hub.stop()
 
     @pytest.mark.asyncio
     async def test_everything_that_cannot_be_used_is_said_at_once(self, pair: tuple[AgentRuntimeDaemonHub, DaemonHome]) -> None:

@@ -6,12 +6,10 @@ import asyncio
 import base64
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import re
 import signal
-import ssl
 import subprocess
 import sys
 import urllib.parse
@@ -43,6 +41,7 @@ from testkit.acp_harness import poll
 from testkit.cutting_proxy import CuttingProxy
 from testkit.daemon_rig import DAEMON_ID, DaemonHome, following, opened, remote, running, told_pids, turn
 from testkit.relay_rig import OTHER_TOKEN, TOKEN, WAIT, port_of
+from testkit.tls_front import TlsFront
 
 PERMISSION = json.dumps(
     {
@@ -365,57 +364,17 @@ class TestCertificates:
     ) -> None:
         """With its fingerprint the daemon connects; with another one, or without any, nothing is said to the hub."""
         hub, home = pair
-        async with tls_in_front_of(hub, tmp_path) as (url, pin):
-            plain = home.policy.read_text().replace(home.url, url)
+        async with TlsFront(port_of(hub), tmp_path) as front:
+            plain = home.policy.read_text().replace(home.url, front.url)
             for line in ("", f'certificate_sha256 = "{"0" * 64}"'):
                 home.policy.write_text(plain.replace("[[hubs]]", f"[[hubs]]\n{line}"))
                 home.log.unlink(missing_ok=True)
                 async with running(home):
                     await poll(lambda: home.log.exists() and b": lost (" in home.log.read_bytes())
                     assert await hub.list_daemons() == []
-            home.policy.write_text(plain.replace("[[hubs]]", f'[[hubs]]\ncertificate_sha256 = "{pin}"'))
+            home.policy.write_text(plain.replace("[[hubs]]", f'[[hubs]]\ncertificate_sha256 = "{front.pin}"'))
             async with running(home), opened(hub) as session:
                 assert text_of(await turn(session, "say sealed")) == "sealed"
-
-
-@contextlib.asynccontextmanager
-async def tls_in_front_of(hub: AgentRuntimeDaemonHub, directory: Path) -> AsyncIterator[tuple[str, str]]:
-    """A TLS listener that passes everything on to the hub: its address, and its certificate's fingerprint."""
-    key, certificate = directory / "tls.key", directory / "tls.pem"
-    made = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
-    process = await asyncio.create_subprocess_exec(
-        *made, "-subj", "/CN=hub", "-keyout", str(key), "-out", str(certificate), stderr=asyncio.subprocess.DEVNULL
-    )
-    assert await process.wait() == 0
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-
-    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-
-    async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, here = await asyncio.open_connection(*port_of(hub))
-        ways = [asyncio.create_task(pass_on(reader, here)), asyncio.create_task(pass_on(there, writer))]
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        for way in ways:
-            way.cancel()
-        await asyncio.wait(ways)
-        for way in ways:
-            if not way.cancelled():
-                way.exception()
-        for end in (writer, here):
-            end.transport.abort()
-
-    server = await asyncio.start_server(served, "127.0.0.1", 0, ssl=context)
-    try:
-        port = server.sockets[0].getsockname()[1]
-        pem = ssl.PEM_cert_to_DER_cert(certificate.read_text())
-        yield f"wss://127.0.0.1:{port}", hashlib.sha256(pem).hexdigest()
-    finally:
-        server.close()
-        await server.wait_closed()
 
 
 class TestRefusals:

@@ -1,4 +1,4 @@
-"""The demo as a person starts it: one message, a chat at a terminal, permission asked there, Ctrl-C."""
+"""The demo as a person starts it: one message, a chat at a terminal, permission asked there, a daemon and a cut, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from demo_agent.sentences import (
     WriteFile,
     understand,
 )
+from demo_chat import chat
 from demo_chat.person import describe
 from demo_chat.screen import Screen
 from testkit import hostile_trees, model_fixture, real_agents, sdk_worker
@@ -331,6 +332,23 @@ def test_a_fence_closed_only_for_the_moment_is_not_printed() -> None:
     assert shown(delta("```\na\n```"), completed("```\na\nb\n```")) == "```\na\nb\n```\n"
 
 
+def test_a_line_of_the_demo_s_own_waits_for_the_end_of_a_line_and_for_what_is_typed() -> None:
+    """What happens to the path in mid-answer tears neither a line of the answer nor a question apart."""
+    out = io.StringIO()
+    screen = Screen(out, color=False)
+    screen.begin()
+    assert not screen.begun
+    screen.result(delta("one"))
+    assert screen.begun
+    screen.aside("path cut")
+    screen.result(delta("one\ntwo"))
+    screen.result(completed("one\ntwo"))
+    screen.ask("Allow it? ")
+    screen.aside("path back")
+    screen.answered("y", shown=False)
+    assert out.getvalue() == "one\n  path cut\ntwo\nAllow it? y\n  path back\n"
+
+
 def test_escape_sequences_of_an_agent_do_not_reach_the_terminal() -> None:
     """An answer cannot clear the screen or set its title."""
     assert shown(completed("a\x1b]0;title\x07b\x1b[2Jc")) == "a]0;titleb[2Jc\n"
@@ -364,6 +382,39 @@ def test_a_line_that_the_terminal_did_not_show_is_shown_with_its_question() -> N
     assert out.getvalue() == "you> list the files\nThere are none.\n"
 
 
+# ------------------------------------------------------------------ the command line
+
+
+def test_an_agent_runs_beside_the_plugin_unless_told_otherwise() -> None:
+    """The place is local and nothing is cut; both can be chosen."""
+    assert [getattr(chat.options(()), name) for name in ("place", "blip")] == ["local", None]
+    chosen = chat.options(("--place", "daemon", "--blip", "0.5"))
+    assert (chosen.place, chosen.blip) == ("daemon", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--blip", "5"), "--blip cuts the path to a daemon: it needs --place daemon"),
+        (("--place", "local", "--blip", "5"), "it needs --place daemon"),
+        (("--place", "moon"), "invalid choice: 'moon'"),
+        (("--place", "daemon", "--blip", "long"), "invalid float value"),
+        *(
+            (("--place", "daemon", "--blip", seconds), "needs a number of seconds")
+            for seconds in ("0", "-1", "nan", "inf", "101")
+        ),
+    ],
+)
+def test_only_the_path_to_a_daemon_can_be_cut_and_not_for_ever(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A usage error, before anything is started."""
+    with pytest.raises(SystemExit) as left:
+        chat.options(arguments)
+    assert left.value.code == 2
+    assert said in capsys.readouterr().err
+
+
 # ------------------------------------------------------------------ the whole demo
 
 
@@ -384,6 +435,137 @@ def test_one_message_lists_and_creates_and_shows_the_file(tmp_path: Path) -> Non
     assert "Created hello.txt" in done.stdout
     assert f"in {tmp_path}: hello.txt" in done.stdout
     assert (tmp_path / "hello.txt").read_text() == HELLO
+
+
+# ------------------------------------------------------------------ under a daemon
+
+
+QUESTION = "list the files, then create hello.txt"
+WAITING = 'Waiting for "demo-machine" to connect…'
+"""The plugin's word while a busy machine has not got so far; no part of the answer."""
+
+FORGETFUL = """
+import runpy
+import sys
+from pathlib import Path
+program = Path(sys.argv.pop(1))
+sys.path.insert(0, str(program.parent))
+from pkg.relay_streams import Outgoing
+
+resume = Outgoing.resume
+
+def forgetful(self, received, acked):
+    resume(self, received, acked)
+    lost = [record for record in self._queue if isinstance(record, bytes) and b"TextDelta" in record]
+    for record in lost:
+        self._queue.remove(record)
+        self._memory -= len(record)
+        self.last -= 1
+
+Outgoing.resume = forgetful
+runpy.run_path(str(program), run_name="__main__")
+"""
+"""A daemon program (local fixture) that replays everything but the texts its journal kept."""
+
+INSTEAD = """
+import sys
+from pathlib import Path
+root, program, *arguments = sys.argv[1:]
+sys.path[:0] = [str(Path(root, room)) for room in ("ACPAgentRunner", "shared", "scripts")]
+from demo_chat import chat, workstation
+workstation.PROGRAM = (program, *workstation.PROGRAM)
+sys.exit(chat.main(arguments))
+"""
+"""The demo with another daemon program."""
+
+
+def answer(output: str) -> str:
+    """The agent's text in what the demo printed, without the demo's own lines and the line breaks that make room for them."""
+    return "".join(line for line in output.splitlines()[2:] if not line.startswith("  ") and line != WAITING)
+
+
+def own_lines(output: str) -> list[str]:
+    """The demo's own lines, tool calls among them."""
+    return [line.strip() for line in output.splitlines() if line.startswith("  ")]
+
+
+def daemon_process(output: str) -> int:
+    """The pid of the daemon the demo started."""
+    [line] = [line for line in own_lines(output) if line.startswith("daemon demo-machine started as process ")]
+    return int(line.split(",")[0].rpartition(" ")[2])
+
+
+def check_the_cut(output: str, seconds: str) -> None:
+    """The path was cut once, with a connection on it, behind the first and before the last of the turn's events."""
+    lines = own_lines(output)
+    told = [line for line in lines if line.startswith("path ")]
+    assert told == [f"path cut for {seconds} s (1 live connection)", "path back"]
+    order = ["▸ List .", told[0], "path back", "✓ List .", "▸ Create hello.txt", "✓ Create hello.txt"]
+    assert sorted(order, key=lines.index) == order
+    assert lines.index("path back") < lines.index("daemon demo-machine connected again") < lines.index("✓ Create hello.txt")
+
+
+@pytest.mark.demo
+def test_under_a_daemon_the_answer_is_the_same_and_a_cut_changes_nothing_in_it(tmp_path: Path) -> None:
+    """The command of the README beside the plugin, under a daemon, and under a daemon whose path is cut in mid-turn."""
+    answers = {}
+    for name, place in {"local": (), "daemon": ("--place", "daemon"), "blip": ("--place", "daemon", "--blip", "2")}.items():
+        work = tmp_path / name
+        work.mkdir()
+        done = demo("--workspace", str(work), "--say", QUESTION, *place)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert (work / "hello.txt").read_text() == HELLO
+        answers[name] = answer(done.stdout)
+        if place:
+            assert "daemon demo-machine connected" in own_lines(done.stdout)
+            assert not hostile_trees.start_time(daemon_process(done.stdout))
+    check_the_cut(done.stdout, "2")
+    assert answers["local"] == "The workspace is empty.Created hello.txt (27 bytes)."
+    assert answers["daemon"] == answers["local"]
+    assert answers["blip"] == answers["local"]
+
+
+@pytest.mark.demo
+def test_a_daemon_that_does_not_replay_is_noticed_by_the_answer(tmp_path: Path) -> None:
+    """The comparison above is one that can fail: the same cut, a daemon that loses the texts it should have sent again."""
+    forgetful = tmp_path / "forgetful.py"
+    forgetful.write_text(FORGETFUL)
+    work = tmp_path / "work"
+    work.mkdir()
+    script = [sys.executable, "-c", INSTEAD, str(ROOT), str(forgetful)]
+    done = subprocess.run(
+        [*script, "--workspace", str(work), "--place", "daemon", "--blip", "2", "--say", QUESTION],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    check_the_cut(done.stdout, "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (work / "hello.txt").read_text() == HELLO
+    assert "The workspace is empty." not in answer(done.stdout)
+
+
+@pytest.mark.demo
+def test_what_no_policy_file_can_allow_is_told_before_anything_is_started() -> None:
+    """Exit code 2 and the daemon's own words for it."""
+    done = demo("--place", "daemon", "--workspace", "/", "--say", "hello")
+    assert done.returncode == 2
+    assert done.stdout.splitlines()[-1].startswith("A daemon's policy file cannot allow this: workspaces ")
+    assert "started" not in done.stdout
+
+
+@pytest.mark.demo
+def test_under_a_daemon_nothing_is_left_of_the_person_s_home(tmp_path: Path) -> None:
+    """A home that takes no files is not needed, by the daemon and by the hub neither."""
+    home = tmp_path / "home"
+    home.write_text("a home that is no directory takes no files from anybody")
+    work = tmp_path / "work"
+    work.mkdir()
+    done = demo("--place", "daemon", "--workspace", str(work), "--say", "create a.txt", HOME=str(home))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (work / "a.txt").exists()
 
 
 @pytest.mark.demo
@@ -412,6 +594,7 @@ def test_a_wrong_command_line_is_told_at_once(tmp_path: Path) -> None:
         ("--agent", " "),
         ("--workspace", str(tmp_path / "none")),
         ("--policy", "maybe"),
+        ("--blip", "5"),
     )
     for arguments in wrong:
         done = demo(*arguments)
@@ -437,6 +620,23 @@ def test_what_keeps_the_demo_from_starting_is_told(tmp_path: Path) -> None:
     done = demo("--workspace", str(tmp_path), "--say", "hello", PATH=str(tmp_path))
     assert done.returncode == 2
     assert "git is not installed" in done.stdout
+
+
+def until_exists(file: Path) -> None:
+    """Wait for a file that a command of the agent makes."""
+    end = time.monotonic() + BOUND
+    while not file.exists():
+        assert time.monotonic() < end, file
+        time.sleep(0.02)
+
+
+def commands(processes: Mapping[int, str]) -> list[str]:
+    """The command lines of these processes (pid to start time), of those that are still there."""
+    found = []
+    for pid in processes:
+        with contextlib.suppress(OSError):
+            found.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return found
 
 
 class Terminal:
@@ -494,9 +694,10 @@ class Terminal:
 
 
 @pytest.mark.demo
-def test_ctrl_c_cancels_the_run_and_a_second_one_leaves_nothing(tmp_path: Path) -> None:
-    """The chat goes on after a cancelled run; after leaving, worker, supervisor, agent and command are gone."""
-    terminal = Terminal("--workspace", str(tmp_path), "--policy", "allow-all")
+@pytest.mark.parametrize("place", ["local", "daemon"])
+def test_ctrl_c_cancels_the_run_and_a_second_one_leaves_nothing(place: str, tmp_path: Path) -> None:
+    """The chat goes on after a cancelled run; after leaving, worker, daemon, supervisors, agent and command are gone."""
+    terminal = Terminal("--workspace", str(tmp_path), "--policy", "allow-all", "--place", place)
     terminal.expect("you> ")
     terminal.type("run: sleep 300\n")
     terminal.expect("▸ sleep 300")
@@ -529,9 +730,10 @@ def test_ctrl_c_while_it_is_still_starting_leaves(tmp_path: Path) -> None:
 
 
 @pytest.mark.demo
-def test_at_a_terminal_ask_asks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["local", "daemon"])
+def test_at_a_terminal_ask_asks(place: str, tmp_path: Path) -> None:
     """Yes does it, no does not; the change is shown before."""
-    terminal = Terminal("--workspace", str(tmp_path), "--policy", "ask")
+    terminal = Terminal("--workspace", str(tmp_path), "--policy", "ask", "--place", place)
     terminal.expect("policy ask: you are asked")
     terminal.expect("you> ")
     terminal.type('create a.txt with "some text"\n')
@@ -553,25 +755,98 @@ def test_at_a_terminal_ask_asks(tmp_path: Path) -> None:
 
 
 @pytest.mark.demo
-def test_a_killed_demo_leaves_no_process(tmp_path: Path) -> None:
-    """SIGKILL in the middle of a command: the worker sees its pipe close, the supervisor ends the tree."""
+@pytest.mark.parametrize("place", [(), ("--place", "daemon"), ("--place", "daemon", "--blip", "60")], ids=" ".join)
+def test_a_killed_demo_leaves_no_process(place: tuple[str, ...], tmp_path: Path) -> None:
+    """SIGKILL in the middle of a command, also while cut: the worker sees its pipe close, supervisors end the rest."""
     # What it could not tidy up either goes with the directory of this test.
-    terminal = Terminal("--workspace", str(tmp_path), "--policy", "allow-all", TMPDIR=str(tmp_path))
+    terminal = Terminal("--workspace", str(tmp_path), "--policy", "allow-all", *place, TMPDIR=str(tmp_path))
     terminal.expect("you> ")
-    terminal.type("run: sleep 300\n")
-    terminal.expect("▸ sleep 300")
+    terminal.type("run: touch begun; sleep 300\n")
+    terminal.expect("▸ touch begun")
+    if "--blip" in place:  # the command itself waits for its permission, behind the cut
+        terminal.expect("path cut for 60 s (1 live connection)")
+    else:
+        until_exists(tmp_path / "begun")
     below = sdk_worker.descendants(terminal.pid)
+    assert [line for line in commands(below) if "demo_agent" in line]
+    assert bool(place) == bool([line for line in commands(below) if "daemon.py" in line])
     os.kill(terminal.pid, signal.SIGKILL)
     assert terminal.wait() == -signal.SIGKILL
     assert hostile_trees.gone(below, BOUND)
 
 
 @pytest.mark.demo
+def test_leaving_while_the_path_is_cut_leaves_no_process(tmp_path: Path) -> None:
+    """Ctrl-C cannot reach a daemon behind a cut; the demo ends the machine itself."""
+    terminal = Terminal("--workspace", str(tmp_path), "--policy", "allow-all", "--place", "daemon", "--blip", "60")
+    terminal.expect("you> ")
+    terminal.type("list the files\n")
+    terminal.expect("path cut for 60 s (1 live connection)")
+    below = sdk_worker.descendants(terminal.pid)
+    assert [line for line in commands(below) if "demo_agent" in line]
+    terminal.type("\x03")
+    terminal.expect("cancelling")
+    terminal.type("\x03")
+    assert terminal.wait() == 130
+    assert hostile_trees.gone(below, BOUND)
+
+
+@pytest.mark.demo
+def test_a_daemon_s_agent_has_the_accounts_of_this_shell_from_the_daemon_alone(tmp_path: Path) -> None:
+    """The policy file names the variable; its value is in no file, on no command line and not in the worker's environment."""
+    secret = "canary-5f0d1c"
+    work = tmp_path / "work"
+    work.mkdir()
+    terminal = Terminal(
+        *("--workspace", str(work), "--policy", "allow-all", "--place", "daemon"),
+        *("--agent", f"{sys.executable} -I -S {AGENT}"),
+        OPENAI_API_KEY=secret,
+        TMPDIR=str(tmp_path),
+    )
+    terminal.expect("you> ")
+    terminal.type('run: printf %s "$OPENAI_API_KEY" > made; touch there; sleep 300\n')
+    until_exists(work / "there")
+    made = work / "made"
+    assert made.read_text() == secret
+    made.unlink()
+    [policy] = tmp_path.glob("demo-*/machine/daemon.toml")
+    assert 'environment = ["OPENAI_API_KEY"]' in policy.read_text().splitlines()
+    assert 'approvals = ["allow-all"]' in policy.read_text().splitlines()
+    assert policy.stat().st_mode & 0o777 == policy.with_name("daemon.key").stat().st_mode & 0o777 == 0o600
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert policy in files
+    assert [path for path in files if secret.encode() in path.read_bytes()] == []
+    having = []
+    for pid in sdk_worker.descendants(terminal.pid):
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            assert secret.encode() not in command
+            if secret.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                having.append(command)
+    assert any(b"demo_agent" in command for command in having)
+    assert not any(b"langbot_plugin" in command for command in having)
+    terminal.type("\x03")
+    terminal.expect("(cancelled)")
+    terminal.expect("you> ")
+    code, below = terminal.leave()
+    assert code == 130
+    assert hostile_trees.gone(below, BOUND)
+
+
+@pytest.mark.demo
 @pytest.mark.real_agents
 @pytest.mark.asyncio
-@pytest.mark.parametrize(("agent", "preset"), [("claude", "acp:claude-code"), ("codex", "acp:codex"), ("gemini", "acp:gemini")])
+@pytest.mark.parametrize(
+    ("agent", "preset", "place"),
+    [
+        ("claude", "acp:claude-code", "local"),
+        ("codex", "acp:codex", "local"),
+        ("gemini", "acp:gemini", "local"),
+        ("claude", "acp:claude-code", "daemon"),
+    ],
+)
 async def test_a_real_agent_asks_the_person_at_the_terminal(
-    agent: str, preset: str, tmp_path: Path, agent_binaries: Path
+    agent: str, preset: str, place: str, tmp_path: Path, agent_binaries: Path
 ) -> None:
     """Found on PATH, signed in by the shell's variables, it asks here before it runs a command and obeys the answer."""
     workspace = tmp_path / "work"
@@ -581,7 +856,8 @@ async def test_a_real_agent_asks_the_person_at_the_terminal(
         environment["PATH"] = f"{agent_binaries}{os.pathsep}{os.environ['PATH']}"
 
         def talk() -> int:
-            terminal = Terminal("--workspace", str(workspace), "--policy", "ask", "--agent", preset, **environment)
+            where = ("--workspace", str(workspace), "--place", place)
+            terminal = Terminal(*where, "--policy", "ask", "--agent", preset, **environment)
             terminal.expect("you> ")
             terminal.type("Write. [[ run touch made ]]\n")
             assert "touch made" in terminal.expect("Allow it?")

@@ -27,6 +27,7 @@ from pkg.agent_api import (
     TurnEnded,
     to_json,
 )
+from pkg.daemon_audit import Audit
 from pkg.daemon_jobs import DurableJobTable
 from pkg.daemon_policy import load
 from pkg.daemon_program import Daemon, Slots
@@ -67,6 +68,7 @@ class Workstation:
             drivers={"acp": driver},
             table=self.table,
             slots=Slots(policy.max_jobs),
+            audit=Audit(directory / "state"),
             url=hub.endpoint,
             token=TOKEN,
             reconnect_delay=0.05,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import socket
 import subprocess
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
@@ -16,25 +15,17 @@ import pytest_asyncio
 from langbot_plugin.api.entities.builtin.runner.result import RunnerResult
 
 from agent.product import PRODUCT
-from pkg import hubs, limits
+from pkg import hubs, installations, limits
 from pkg.errors import CodingError
 from pkg.identity import Authority
 from pkg.settings import parse
 from testkit import hostile_trees
 from testkit.daemon_rig import DAEMON_ID, DaemonHome, DaemonProcess, descendants, running, start
 from testkit.host_actions import message
-from testkit.relay_rig import OTHER_TOKEN, TOKEN, WAIT
+from testkit.relay_rig import OTHER_TOKEN, TOKEN, WAIT, free_port
 from testkit.run_harness import Harness, Outcome, harness
 
 pytestmark = pytest.mark.asyncio
-
-
-def free_port() -> int:
-    """A port nobody listens on now."""
-    with socket.socket() as tried:
-        tried.bind(("127.0.0.1", 0))
-        port: int = tried.getsockname()[1]
-        return port
 
 
 def listening() -> set[int]:
@@ -325,6 +316,23 @@ async def test_a_worktree_outside_of_the_roots_is_not_made(rig: Rig) -> None:
         outcome = await rig.run("say hello", workspace_mode="worktree")
     assert "coding.policy_workspace_outside" in outcome.log
     assert not (rig.home.directory / ".worktrees").exists()
+
+
+async def test_a_revocation_returns_when_the_turn_there_is_proven_gone(rig: Rig, daemon: DaemonProcess) -> None:
+    """Authority table, rule 3: what ends is awaited, and its processes are gone; the person reads why."""
+    tree: dict[int, str] = {}
+    results = []
+    async with asyncio.timeout(WAIT), contextlib.aclosing(rig.stream("child\nhang")) as stream, asyncio.TaskGroup() as group:
+        async for result in stream:
+            results.append(result)
+            if "child=" in repr(result.data) and not tree:
+                tree = {pid: hostile_trees.start_time(pid) for pid in descendants(daemon.pid)}
+                revoking = group.create_task(installations.revoke(None))
+    assert len(tree) >= 3
+    assert revoking.done()
+    assert hostile_trees.living(tree) == []
+    assert results[-1].data["code"] == "coding.revoked"
+    assert not listening()
 
 
 async def test_a_fenced_daemon_is_said_to_be_so(rig: Rig, daemon: DaemonProcess) -> None:

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -220,6 +221,48 @@ def test_the_interpreter_is_all_that_python_option_prints() -> None:
     assert done.stdout == f"{venv.interpreter(venv.DEV_VENV)}\n"
 
 
+LANES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from tooling import lanes
+sys.exit(lanes.run(Path(sys.argv[2])))
+"""
+
+
+def lanes_with(tmp_path: Path, script: str) -> subprocess.Popen[str]:
+    """The whole suite's two processes, each of them ``script`` of a shell in place of pytest."""
+    stand_in = tmp_path / "python"
+    stand_in.write_text(f"#!/bin/sh\n{script}\n")
+    stand_in.chmod(0o755)
+    command: list[str | Path] = [sys.executable, "-c", LANES, str(ROOT / "scripts"), stand_in]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("failing", ["real_host", "not real_host"])
+def test_the_whole_suite_is_two_runs_that_miss_and_repeat_nothing_and_both_count(tmp_path: Path, failing: str) -> None:
+    """Our rule: one marker divides it, either half's failure is the whole's, and what both print is shown."""
+    with lanes_with(tmp_path, f'echo "ran $4"; [ "$4" != "{failing}" ]') as run:
+        output, _ = run.communicate(timeout=60)
+    assert sorted(output.splitlines()) == ["ran not real_host", "ran real_host"]
+    assert run.returncode == 1
+
+
+def test_a_suite_that_is_told_to_end_ends_both_its_runs(tmp_path: Path) -> None:
+    """Our rule: nothing goes on in the background."""
+    with lanes_with(tmp_path, f"echo $$ >> {tmp_path}/pids; exec sleep 300") as run:
+        deadline = time.monotonic() + 30
+        pids: list[str] = []
+        while len(pids) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+            pids = (tmp_path / "pids").read_text().split() if (tmp_path / "pids").exists() else []
+        run.terminate()
+        run.communicate(timeout=60)
+    assert run.returncode == 128 + signal.SIGTERM
+    assert len(pids) == 2
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
 @pytest.mark.parametrize("script", ["test.py", "demo.py", "build.py"])
 def test_an_old_python_is_told_what_is_needed(script: str) -> None:
     """Below 3.11 one readable line, no traceback."""
@@ -354,6 +397,99 @@ def test_imports(package_root):
     assert done.returncode == 0, done.stdout
     wrong = suite(tmp_path, source, CODING_RUNNER_SOURCE_ROOT=str(tmp_path / "nothing"))
     assert wrong.returncode != 0 and "holds no extracted package" in wrong.stderr
+
+
+def siblings_suite(tmp_path: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a test file of the core and two files of a sibling in one run."""
+    theirs = tmp_path / "claude_code"
+    theirs.mkdir(exist_ok=True)
+    (theirs / "test_theirs.py").write_text(
+        """
+import os
+import sys
+import pkg
+import pytest
+
+@pytest.fixture(scope="module")
+def made():
+    made = []
+    yield made
+    print("torn down after", len(made), file=sys.__stderr__)
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_imports_its_own(package_root, made, number):
+    made.append(number)
+    assert len(made) == number
+    assert package_root.name == "ClaudeCodeAgent"
+    assert pkg.__file__.startswith(str(package_root))
+
+def test_fails():
+    print("a line it printed")
+    raise AssertionError("visible from outside")
+
+@pytest.mark.xfail
+def test_fails_as_known():
+    raise AssertionError
+
+def test_skips():
+    pytest.skip("the moon is not full")
+
+def test_ends_its_process():
+    os._exit(7)
+
+def test_runs_afterwards():
+    pass
+
+@pytest.mark.real_agents
+def test_needs_agents():
+    raise AssertionError("ran without what it needs")
+"""
+    )
+    (theirs / "test_broken.py").write_text("import no_such_module\n")
+    source = "import pkg\ndef test_ours():\n    assert 'ACPAgentRunner' in pkg.__file__\n"
+    return suite(tmp_path, source, "-v", f"--rootdir={tmp_path}", *arguments, PYTEST_ADDOPTS="-p conftest", **environment)
+
+
+def test_a_siblings_tests_run_in_its_own_process(tmp_path: Path) -> None:
+    """One run tests several packages, and every inner test has an outcome of its own, whatever its process does."""
+    done = siblings_suite(tmp_path, "claude_code/test_theirs.py", PATH="/nowhere")
+    found = dict(re.findall(r"::(test_\w+(?:\[\d\])?) (PASSED|FAILED|SKIPPED|XFAIL)", done.stdout))
+    found.pop("test_ours", None)  # where what was selected needs something, pytest shows the first test without its name
+    assert found == {
+        "test_imports_its_own[1]": "PASSED",
+        "test_imports_its_own[2]": "PASSED",
+        "test_fails": "FAILED",
+        "test_fails_as_known": "XFAIL",
+        "test_skips": "SKIPPED",
+        "test_ends_its_process": "FAILED",
+        "test_runs_afterwards": "PASSED",
+        "test_needs_agents": "SKIPPED",
+    }, done.stdout + done.stderr
+    assert done.returncode == 1
+    assert "2 failed, 4 passed, 2 skipped, 1 xfailed" in done.stdout
+    assert "visible from outside" in done.stdout and "a line it printed" in done.stdout
+    assert "the process of ClaudeCodeAgent's tests ended with exit code 7" in done.stdout
+    assert "the moon is not full" in done.stdout and "real_agents: " in done.stdout
+
+
+def test_a_siblings_tests_are_selected_like_any_other(tmp_path: Path) -> None:
+    """Node ids, ``-k`` and ``-m`` reach into the other process; where nothing is left to run, nothing runs."""
+    one = siblings_suite(tmp_path, "claude_code/test_theirs.py::test_imports_its_own[1]", "-k", "not ours")
+    assert one.returncode == 0 and "1 passed" in one.stdout, one.stdout
+    both = siblings_suite(tmp_path, "claude_code/test_theirs.py", "-k", "imports_its_own")
+    assert both.returncode == 0 and "2 passed" in both.stdout, both.stdout
+    none = siblings_suite(tmp_path, "claude_code/test_theirs.py", "-m", "ssh")
+    assert none.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def test_a_siblings_file_that_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
+    """The outer run says what the inner one could not import."""
+    done = siblings_suite(tmp_path, "claude_code/test_broken.py")
+    assert done.returncode == pytest.ExitCode.INTERRUPTED
+    assert "no_such_module" in done.stdout
+    absent = siblings_suite(tmp_path, "claude_code/test_theirs.py", CODING_RUNNER_SOURCE_ROOT=str(ROOT / "ACPAgentRunner"))
+    assert absent.returncode == pytest.ExitCode.INTERRUPTED
+    assert "holds no extracted package ClaudeCodeAgent" in absent.stdout
 
 
 def test_workers_run_the_package_under_test(tmp_path: Path) -> None:

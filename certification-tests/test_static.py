@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from testkit import package_roots
 from tooling import ROOT
 
 pytestmark = [pytest.mark.static, pytest.mark.timeout(600)]
@@ -50,6 +51,20 @@ def test_a_package_is_fully_typed(package: str) -> None:
 
 
 def test_scripts_test_kit_and_tests_are_fully_typed() -> None:
-    """``mypy --strict`` is clean over what the packages do not ship, too."""
-    path = os.pathsep.join(str(ROOT / name) for name in ("ACPAgentRunner", "shared", "scripts"))
-    check("mypy", "--strict", "scripts", "shared", "certification-tests", MYPYPATH=path)
+    """``mypy --strict`` is clean over what the packages do not ship, too; each package's tests with its own modules."""
+    siblings = "|".join(package_roots.DIRECTORIES)
+    excluded = ("--exclude", rf"^certification-tests/({siblings})/")
+    check("mypy", "--strict", *excluded, "scripts", "shared", "certification-tests", MYPYPATH=typing_path("ACPAgentRunner"))
+
+
+@pytest.mark.parametrize(("directory", "package"), package_roots.DIRECTORIES.items())
+def test_tests_of_a_sibling_are_fully_typed(directory: str, package: str) -> None:
+    """``mypy --strict`` is clean over a sibling's tests, against the sibling's modules."""
+    tests = ROOT / "certification-tests" / directory
+    if tests.is_dir():
+        check("mypy", "--strict", f"certification-tests/{directory}", MYPYPATH=typing_path(package))
+
+
+def typing_path(package: str) -> str:
+    """Where modules are found in a process that tests ``package``."""
+    return os.pathsep.join(str(ROOT / name) for name in (package, "shared", "scripts"))

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from testkit import hostile_trees
+from testkit.daemon_sites import plugin_form
+from testkit.relay_rig import free_port
 from testkit.sdk_worker import built, descendants, gone, scripted_agent, sdk_worker
 
 pytestmark = [pytest.mark.sdk_worker, pytest.mark.timeout(180)]
@@ -140,13 +142,17 @@ async def test_the_pool_serves_one_installation_after_anothers_revocation(tmp_pa
 
 @pytest.mark.asyncio
 async def test_the_pool_tells_apart_settings_and_secrets_of_runs_at_the_same_time(tmp_path: Path) -> None:
-    """Our rule: a run's configuration is its invocation's."""
-    plugin = {"A": {"agent-secret-values": '{"KEY": "a"}'}, "B": {}}
+    """Our rule: a run's configuration is its invocation's: A has the secret and waits for its daemon, B has none."""
+    port = free_port()
+    plugin = {uid: plugin_form(port, f"{uid}-Zq8vK2mW5xR7tY1uB4nC6dF9gH3jL0pS") for uid in "AB"}
+    plugin["A"]["agent-secret-values"] = '{"KEY": "a"}'
+    daemon: dict[str, Any] = {"location": "daemon", "daemon_id": "laptop", "daemon_connect_timeout": 1}
     async with sdk_worker(built(), tmp_path / "runtime", "pool", installations=plugin) as worker:
-        config = form(tmp_path, location="daemon", env_json='{"TOKEN": "${secret:KEY}"}')
+        config = form(tmp_path, env_json='{"TOKEN": "${secret:KEY}"}', **daemon)
         runs = [worker.start("hi", uid=uid, run_id=f"r-{uid}-{n}", config=config) for n in range(5) for uid in ("A", "B")]
         outcomes = [await run for run in runs]
-        assert all("coding.daemon_not_available" in done.log for done in outcomes)
+        assert all("coding.daemon_offline" in done.log for done in outcomes[0::2])
+        assert all("coding.setting_invalid" in done.log for done in outcomes[1::2])
 
 
 @pytest.mark.asyncio

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Run the whole suite. Further arguments go to pytest; ``--python`` only prints the interpreter it runs on.
 
+Without arguments the suite runs as two processes side by side, see :mod:`tooling.lanes`.
+
 Needs Python 3.11 or newer, git and the package registries. Everything else is prepared: the environment ``.venv`` from its
 lock and, when the selected tests want them, the real ACP agents and the real LangBot host.
 """
@@ -12,11 +14,11 @@ if sys.version_info < (3, 11):  # noqa: UP036 - said readably where an older Pyt
 
 import os
 
-from tooling import ROOT, SetupError, steps, venv
+from tooling import ROOT, SetupError, lanes, steps, venv
 
 
 def main(arguments: list[str]) -> int:
-    """Prepare and become pytest; returns only for ``--python`` (0) and when something is missing (2)."""
+    """Prepare and run, or with arguments become, pytest; the exit code, 2 when something is missing."""
     try:
         python = venv.development()
     except SetupError as exc:
@@ -27,6 +29,8 @@ def main(arguments: list[str]) -> int:
         return 0
     os.environ["SUITE_PREPARE"] = "1"
     os.chdir(ROOT)
+    if not arguments and not lanes.alone():
+        return lanes.run(python)
     return os.execv(python, [str(python), "-m", "pytest", *arguments])
 
 

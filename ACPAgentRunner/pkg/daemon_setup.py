@@ -51,8 +51,20 @@ def write_policy(file: Path, *, hub: str, daemon_id: str, workspaces: tuple[str,
     daemon_id = daemon_id or socket.gethostname().partition(".")[0] or "laptop"
     if not valid_daemon_id(daemon_id):
         raise ValueError("a daemon id has 1 to 128 characters and no control characters")
-    found = {name: command for name, command in commands.items() if _installed(command[0])}
-    text = sample(hub=hub, daemon_id=daemon_id, workspaces=workspaces, driver=driver, commands=commands, found=tuple(found))
+    shell = runtime_support.search_path()
+    found = {name: command for name, command in commands.items() if _installed(command[0], shell)}
+    # A service has a short PATH: what only this shell's one leads to is found there by the note of it.
+    bare = runtime_support.search_path(environ={"HOME": runtime_support.home_directory()})
+    path = "" if all(_installed(command[0], bare) for command in found.values()) else shell
+    text = sample(
+        hub=hub,
+        daemon_id=daemon_id,
+        workspaces=workspaces,
+        driver=driver,
+        commands=commands,
+        found=tuple(found),
+        path=path,
+    )
     try:
         tomllib.loads(text)
     except tomllib.TOMLDecodeError:
@@ -64,9 +76,9 @@ def write_policy(file: Path, *, hub: str, daemon_id: str, workspaces: tuple[str,
     return f"{file} is written.{' Fill in ' + ', '.join(left) + '.' if left else ''}"
 
 
-def _installed(name: str) -> bool:
+def _installed(name: str, path: str) -> bool:
     try:
-        runtime_support.find_executable(name)
+        runtime_support.find_executable(name, path)
     except LaunchError:
         return False
     return True
@@ -94,9 +106,16 @@ def _toml(value: str | tuple[str, ...]) -> str:
 
 
 def sample(
-    *, hub: str, daemon_id: str, workspaces: tuple[str, ...], driver: str, commands: Commands, found: tuple[str, ...]
+    *,
+    hub: str,
+    daemon_id: str,
+    workspaces: tuple[str, ...],
+    driver: str,
+    commands: Commands,
+    found: tuple[str, ...],
+    path: str = "",
 ) -> str:
-    """A policy file's text; the agents ``found`` are in it, others of ``commands`` as comments."""
+    """A policy file's text; the agents ``found`` are in it, others of ``commands`` as comments. ``path`` is the key's value."""
     tables = []
     for name, command in sorted(commands.items(), key=lambda item: item[0] not in found):
         mark = "" if name in found else "# "
@@ -135,13 +154,13 @@ workspaces = {_toml(workspaces or (WORKSPACE,))}
 # worktrees = true
 
 # How many jobs run at once, over all agents and hubs.
-# max_jobs = 8
+# max_jobs = 128
 
 # Where the daemon keeps its table of jobs and audit.jsonl, the record of what ran here for whom.
 # state_dir = {_toml(STATE_DIRECTORY)}
 
 # Where commands are looked for first, like PATH. A service has a short PATH of its own; the usual places follow by themselves.
-# path = ""
+{"" if path else "# "}path = {_toml(path)}
 
 # One [[hubs]] for every LangBot that may use this machine.
 [[hubs]]

@@ -154,6 +154,16 @@ class Listener:
         self.users[installation] = told
         self.protocol.put_secret(installation, token, relay_sockets.relay_clock())
         self.pump()
+        # Whoever has the same secret would wait for its daemons in vain from now on.
+        for tell in [tell for each, tell in self.users.items() if self.protocol.conflicting(each)]:
+            tell()
+
+    def forbid(self, installation: Installation) -> None:
+        """Forget an installation's secret and begin the end of its jobs, which are told that it is revoked."""
+        for job in self.jobs_of(installation):
+            job.reason = "revoked"
+        self.protocol.forbid(installation, relay_sockets.relay_clock())
+        self.pump()
 
     def drop(self, installation: Installation) -> None:
         """Forget an installation: its secret, its daemons, its jobs."""

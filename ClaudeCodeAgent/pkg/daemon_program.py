@@ -118,6 +118,7 @@ class Daemon(AgentRuntimeDaemonClient):
         self._unproven = unproven
         self._proving: set[str] = set()
         self._worktrees = asyncio.Lock()
+        self._state = ("", "")
 
     # -------------------------------------------------------------- what the relay calls
 
@@ -197,8 +198,11 @@ class Daemon(AgentRuntimeDaemonClient):
         self.orphan_ended(job_id)
 
     def on_state(self, state: str, detail: str = "") -> None:
-        """One line for the owner."""
+        """One line for the owner; what only repeats (a hub that is not there yet is tried every few seconds) is for DEBUG."""
         level = logging.WARNING if state in ("refused", "lost") else logging.INFO
+        if (state, detail) == self._state:
+            level = logging.DEBUG
+        self._state = (state, detail)
         log.log(level, "%s: %s%s", self.url, state, f" ({detail})" if detail else "")
 
     async def _shut_down(self) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import logging
 import os
@@ -255,15 +256,17 @@ class AgentRuntimeDaemonHub:
     async def _stop(self) -> None:
         async with _turn():
             listener = self._leave()
-        if listener is None:
-            return
+        if listener is not None:
+            for job in listener.jobs_of(self._installation):
+                listener.cancel(job.job_id)
+            await self._ended(listener)
+
+    async def _ended(self, listener: Listener) -> None:
+        """Wait until this installation's jobs are over, as far as that can be done in time, and leave the listener."""
         # Without the turn: other installations start and stop meanwhile.
-        jobs = listener.jobs_of(self._installation)
-        for job in jobs:
-            listener.cancel(job.job_id)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limits.RELAY_STOP):
-                for job in jobs:
+                for job in listener.jobs_of(self._installation):
                     await job.ended.wait()
         async with _turn():
             listener.drop(self._installation)
@@ -286,14 +289,12 @@ class AgentRuntimeDaemonHub:
         return listener
 
     def _revoke(self) -> None:
-        """The installation is gone: nothing of it is left when this returns, but for tasks that its revocation awaits."""
-        for key, hub in list(_hubs.items()):
-            if hub is self:
-                del _hubs[key]
+        """The installation is gone: its secret at once, its jobs and daemons by a task that its revocation awaits."""
+        _forget(self)
         listener = self._leave()
         if listener is not None:
-            listener.drop(self._installation)
-            installations.installation(self._installation).adopt(self._close_after(listener), name="relay close")
+            listener.forbid(self._installation)
+            installations.installation(self._installation).adopt(self._ended(listener), name="relay revocation")
 
     async def _close_after(self, listener: Listener) -> None:
         async with _turn():
@@ -458,7 +459,14 @@ def get_agent_runtime_daemon_hub(
         hub = _hubs[key, installation] = AgentRuntimeDaemonHub(
             error_code_prefix=error_code_prefix, state_dir=state_dir, installation=installation, shared=shared
         )
+        # Also one that is not started leaves with its installation.
+        installations.installation(installation).hold(functools.partial(_forget, hub))
     return hub
+
+
+def _forget(hub: AgentRuntimeDaemonHub) -> None:
+    for key in [key for key, known in _hubs.items() if known is hub]:
+        del _hubs[key]
 
 
 def revoke(installation: Hashable) -> None:

@@ -21,9 +21,8 @@ from pkg import limits, relay_sockets, runtime_support
 from pkg.daemon_policy import AgentEntry, HubEntry, Policy, SecretError
 from pkg.errors import LaunchError
 
-NOBODY_LISTENS: Final = (
-    "nobody listens there. The plugin opens its hub with the first message to a runner whose location is daemon; "
-    "the daemon goes on trying until then"
+NOT_YET: Final = (
+    "The plugin opens its hub with the first message to a runner whose location is daemon; the daemon goes on trying until then"
 )
 
 
@@ -80,9 +79,11 @@ def _trouble(exc: BaseException) -> str:
     if isinstance(exc, socket.gaierror):
         return "the name is not known"
     if isinstance(exc, ConnectionRefusedError):
-        return NOBODY_LISTENS
+        return f"nobody listens there. {NOT_YET}"
     if isinstance(exc, TimeoutError):
         return f"no answer within {limits.RELAY_HANDSHAKE:g} seconds"
+    if isinstance(exc, InvalidStatus) and exc.response.status_code in (502, 503, 504):
+        return f"the proxy there reaches no hub. {NOT_YET}"
     if isinstance(exc, InvalidStatus):
         return f"the server answers {exc.response.status_code} instead of a WebSocket; does the proxy pass those on to the hub?"
     if isinstance(exc, WebSocketException | EOFError):

@@ -76,8 +76,9 @@ class DurableJobTable:
     """The table of one hub; a :class:`pkg.relay_events.JobTable`."""
 
     def __init__(self, directory: Path) -> None:
-        """Take the table in ``directory`` (made 0700); raises :class:`TableBusy` and ``OSError``."""
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Take the table in ``directory`` (made 0700, as is its parent); raises :class:`TableBusy` and ``OSError``."""
+        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
         directory.chmod(0o700)
         self._directory = directory
         self._lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

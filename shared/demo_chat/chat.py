@@ -316,11 +316,19 @@ async def converse(chosen: Options, out: TextIO, log: Path, base: Path) -> int:
         home.mkdir()
         command = agent_command(chosen, gate)
         machine = None if chosen.place == "local" else workstation(chosen, command, workspace, home, base, screen)
+        if machine is not None:
+            machine.prepare()
         plugin = machine.plugin_form if machine is not None else {"agent-secret-values": json.dumps(credentials())}
         place = machine.runner_form if machine is not None else local_form(chosen, command, workspace, home)
         screen.note("building the package and starting it in a worker of the SDK's runtime")
         worker = await stack.enter_async_context(
-            sdk_worker(await asyncio.to_thread(built), base / "runtime", installations={"demo": plugin})
+            sdk_worker(
+                await asyncio.to_thread(built),
+                base / "runtime",
+                installations={"demo": plugin},
+                # What a hub notes of the jobs of one demo must not fence the daemon of the next.
+                environment={} if machine is None else {"HOME": str(home)},
+            )
         )
         if machine is not None:
             await stack.enter_async_context(machine.running())

@@ -34,7 +34,8 @@ NAME = "demo-machine"
 """The daemon's id, what the runner's form calls this machine."""
 AGENT = "demo"
 """The agent's name in the policy file."""
-PROGRAM = Path(pkg.__file__).parents[1] / "daemon.py"
+KEY = "daemon.key"
+PROGRAM = (str(Path(pkg.__file__).parents[1] / "daemon.py"),)
 LONGEST_BLIP = limits.RELAY_LEASE - 20
 """Seconds; a job outlives its connection by the lease, and connecting again takes a few seconds of it."""
 GRACES = Graces(eof=0.0, term=limits.RELAY_CANCEL)
@@ -63,6 +64,7 @@ class Workstation:
         ``blip`` is how many seconds the path is cut in every answer, ``tell`` takes a line for the person.
         """
         self._directory = directory
+        self._policy = directory / "daemon.toml"
         self._command = tuple(command)
         self._workspace = workspace
         self._approval = approval
@@ -96,16 +98,24 @@ class Workstation:
 
     # -------------------------------------------------------------- life
 
+    def prepare(self) -> None:
+        """Write the daemon's key and its policy file; raises :class:`tooling.SetupError` for what a policy cannot allow."""
+        self._directory.mkdir(mode=0o700)
+        key = self._directory / KEY
+        key.touch(mode=0o600)
+        key.write_text(format_key(daemon_key(self._token, NAME)) + "\n", encoding="ascii")
+        self._allow(f"ws://127.0.0.1:{self._port}")
+
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """The daemon at work; gone with everything it started afterwards. Raises :class:`tooling.SetupError`."""
+        """The daemon at work, after :meth:`prepare`; gone with everything it started afterwards."""
         async with contextlib.AsyncExitStack() as stack:
             url = f"ws://127.0.0.1:{self._port}"
             if self._blip is not None:
                 self._proxy = await stack.enter_async_context(CuttingProxy(("127.0.0.1", self._port), record=False))
                 url = self._proxy.url
-            policy = self._written(url)
-            argv = ("/bin/sh", "-c", START, sys.executable, str(PROGRAM), "run", "--policy", str(policy))
+                self._allow(url)
+            argv = ("/bin/sh", "-c", START, sys.executable, *PROGRAM, "run", "--policy", str(self._policy))
             command = Command(argv, str(self._directory), self._environment, GRACES)
             process = await LocalLauncher().start(command)
             try:
@@ -120,13 +130,8 @@ class Workstation:
                 await self._restored()
                 await stopped(process)
 
-    def _written(self, url: str) -> Path:
-        """The policy file, checked, with the key beside it."""
-        self._directory.mkdir(mode=0o700)
-        key = self._directory / "daemon.key"
-        key.touch(mode=0o600)
-        key.write_text(format_key(daemon_key(self._token, NAME)) + "\n", encoding="ascii")
-        policy = self._directory / "daemon.toml"
+    def _allow(self, url: str) -> None:
+        """Write the policy file for the hub at this address, and look at it as the daemon will."""
         lines = (
             f"daemon_id = {_toml(NAME)}",
             f"workspaces = {_toml([str(self._workspace)])}",
@@ -135,19 +140,18 @@ class Workstation:
             f"state_dir = {_toml(str(self._directory / 'state'))}",
             "[[hubs]]",
             f"url = {_toml(url)}",
-            f"key_file = {_toml(key.name)}",
+            f"key_file = {_toml(KEY)}",
             f"[agents.{AGENT}]",
             f"command = {_toml(self._command)}",
         )
-        policy.touch(mode=0o600)
+        self._policy.touch(mode=0o600)
         try:
-            policy.write_text("\n".join(lines) + "\n", encoding="utf-8")
-            load(policy, tuple(DRIVERS))
+            self._policy.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            load(self._policy, tuple(DRIVERS))
         except UnicodeEncodeError:
             raise SetupError("A policy file can only name what is UTF-8: the directory or the command is not.") from None
         except PolicyError as exc:
-            raise SetupError(f"This cannot be allowed to a daemon: {exc.key}: {exc.problem}.") from None
-        return policy
+            raise SetupError(f"A daemon's policy file cannot allow this: {exc.key} {exc.problem}.") from None
 
     async def _follow(self, process: AgentProcess, url: str) -> None:
         """Pass the daemon's log on to ours, and tell what it says of its connection."""

@@ -102,6 +102,11 @@ class Site:
         texts = [block["text"] for prompt in asked for block in prompt if block["type"] == "text"]
         return [text for text in texts if not text.startswith("<host-context>")]
 
+    def servers(self) -> list[dict[str, Any]]:
+        """The MCP servers that the newest session was opened with."""
+        opened = [message["params"]["mcpServers"] for message in self.received() if "mcpServers" in message.get("params", {})]
+        return list(opened[-1])
+
     # ---- the chat
 
     @property
@@ -232,7 +237,8 @@ def forms_of(secret: str) -> list[bytes]:
     raw = secret.encode()
     quoted = "".join(f"%{byte:02X}" for byte in raw)
     forms = {raw, raw.hex().encode(), raw.hex().upper().encode(), quoted.encode(), quoted.lower().encode()}
-    forms |= {urllib.parse.quote(secret, safe="").encode(), urllib.parse.quote_plus(secret).encode()}
+    forms |= {urllib.parse.quote(secret).encode(), urllib.parse.quote(secret, safe="").encode()}
+    forms |= {urllib.parse.quote_plus(secret).encode()}
     forms.add(json.dumps(secret)[1:-1].encode())
     for shift in range(3):
         padded = base64.b64encode(b"\0" * shift + raw)

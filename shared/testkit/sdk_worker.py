@@ -56,7 +56,7 @@ from langbot_plugin.runtime.security import (
 from packaging.requirements import Requirement
 
 import pkg
-from testkit import hostile_trees
+from testkit import hostile_trees, package_roots
 from testkit.host_actions import HostActions, run_context
 from testkit.langbot_host import build_package
 from testkit.run_harness import Outcome
@@ -392,9 +392,9 @@ def built(name: str = "ACPAgentRunner") -> Path:
     directory = tempfile.TemporaryDirectory(prefix="built-")
     atexit.register(directory.cleanup)
     imported = Path(pkg.__file__).parents[1]
-    if imported == ROOT / packages.SOURCE:
+    if imported.parent == ROOT:
         return packages.build(name, Path(directory.name))
-    extracted = imported if name == packages.SOURCE else imported.parent / name
+    extracted = imported if name == package_roots.current() else imported.parent / name
     if not (extracted / "manifest.yaml").is_file():
         raise SetupError(f"{imported.parent} holds no {name}")
     return build_package(extracted, Path(directory.name))
