@@ -184,6 +184,8 @@ class DaemonProtocol:
         self._lost_at = 0.0
         self._ping_at = math.inf
         self._ping = 0
+        self._fresh = self._fresh_bytes = 0
+        """Events emitted since a frame was last asked for, and their bytes."""
         self._acks: list[DaemonJob] = []
         self._ack_at = math.inf
 
@@ -193,6 +195,16 @@ class DaemonProtocol:
     def live(self) -> bool:
         """Whether the hub has admitted this daemon on the present connection."""
         return self._stage == "live"
+
+    @property
+    def waiting(self) -> bool:
+        """Whether :meth:`next_frame` may give something now."""
+        return bool(self._plain or self._controls or self._ready)
+
+    @property
+    def full(self) -> bool:
+        """Whether what was emitted since a frame was last asked for fills one."""
+        return self._fresh >= limits.RELAY_BATCH or self._fresh_bytes >= limits.RELAY_FRAME_TARGET
 
     def events(self) -> list[DaemonEvent]:
         """What happened since the last call, in order."""
@@ -205,6 +217,7 @@ class DaemonProtocol:
             return self._plain.popleft()
         if self._channel is None:
             return None
+        self._fresh = self._fresh_bytes = 0
         if self._acks and (self._controls or self._ready):
             self._flush_acks()
         while True:
@@ -620,8 +633,11 @@ class DaemonProtocol:
             return True
         if type(event) is not dict:
             raise ValueError("an event is a JSON object")
-        if not job.out.push(encode(event)):
+        encoded = encode(event)
+        if not job.out.push(encoded):
             return False
+        self._fresh += 1
+        self._fresh_bytes += len(encoded)
         if not job.queued:
             self._queue(job)
         return True

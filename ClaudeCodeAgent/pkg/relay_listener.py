@@ -49,8 +49,8 @@ from pkg.relay_streams import MessageTooLarge
 
 log = logging.getLogger(__name__)
 
-_JOB_ENDS = JobFinished | JobLost | JobUnconfirmed
-_JOB_NEWS = JobEvents | CommandResult | McpRequest | JobFinished | JobLost | JobUnconfirmed
+_JOB_ENDS = (JobFinished, JobLost, JobUnconfirmed)
+_JOB_NEWS = (JobEvents, CommandResult, McpRequest, JobFinished, JobLost, JobUnconfirmed)
 
 REFUSALS: Final = {
     "daemon_offline": "daemon_offline",
@@ -235,18 +235,22 @@ class Listener:
 
     # -------------------------------------------------------------- the protocol's news
 
-    def pump(self) -> None:
-        """Tell everybody what happened, wake the writers, and see to the next tick."""
-        self._tell()
+    def pump(self) -> bool:
+        """Tell everybody what happened, wake the writers, and see to the next tick; whether a job was given events."""
+        given = self._tell()
         self._tick_within(self.times.ack_delay)
+        return given
 
-    def _tell(self) -> None:
+    def _tell(self) -> bool:
+        given = False
         changed: dict[Installation, None] = {}
         for event in self.protocol.events():
             if isinstance(event, _JOB_NEWS):
                 job = self._jobs.get(event.job_id)
                 if job is not None:
-                    if isinstance(event, _JOB_ENDS):
+                    if isinstance(event, JobEvents):
+                        given = True
+                    elif isinstance(event, _JOB_ENDS):
                         changed[self._owners.pop(event.job_id)] = None
                         del self._jobs[event.job_id]
                     job.told(event)
@@ -261,6 +265,7 @@ class Listener:
             told = self.users.get(installation)
             if told is not None:
                 told()
+        return given
 
     def _tick_within(self, delay: float) -> None:
         if self._server is None and not self._wakes:
@@ -291,7 +296,8 @@ class Listener:
         protocol = self.protocol
         protocol.accept(number, address, relay_sockets.relay_clock())
         self.pump()
-        writer = asyncio.create_task(self._write(connection, number, wake))
+        sending = relay_sockets.Sending(connection, self.times.dead)
+        writer = asyncio.create_task(self._write(connection, sending, number, wake))
         try:
             while True:
                 frame = await connection.recv(decode=False)
@@ -301,7 +307,9 @@ class Listener:
                     self._ticked = now
                     protocol.tick(now)
                 protocol.receive(number, bytes(frame), now)
-                self.pump()
+                if self.pump():
+                    # Whoever waits for these events gets them before the next frame is looked at, which may be there already.
+                    await asyncio.sleep(0)
         except ConnectionClosed:
             return
         except Exception:
@@ -313,15 +321,18 @@ class Listener:
             self.pump()
             writer.cancel()
             await asyncio.wait({writer})
+            sending.stop()
             if not writer.cancelled() and (problem := writer.exception()) is not None:
                 log.error("a relay connection's writer failed", exc_info=problem)
 
-    async def _write(self, connection: ServerConnection, number: int, wake: asyncio.Event) -> None:
+    async def _write(
+        self, connection: ServerConnection, sending: relay_sockets.Sending, number: int, wake: asyncio.Event
+    ) -> None:
         protocol = self.protocol
         with contextlib.suppress(ConnectionClosed):
             while True:
                 while (frame := protocol.next_frame(number)) is not None:
-                    await relay_sockets.send(connection, frame, self.times.dead)
+                    await sending.send(frame)
                 if (close := protocol.closing(number)) is not None:
                     await relay_sockets.close(connection, *close, self.times.dead / limits.RELAY_CLOSE_SHARE)
                     return

@@ -8,6 +8,7 @@ page (it sends an ``Origin``) never gets a connection.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import hashlib
 import hmac
 import ipaddress
@@ -21,6 +22,7 @@ from typing import Any, Final
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import InvalidMessage, InvalidStatus, WebSocketException
+from websockets.protocol import State
 
 from pkg import limits
 from pkg.relay_errors import SILENT
@@ -189,16 +191,48 @@ def cut(connection: ServerConnection | ClientConnection) -> None:
         connection.transport.abort()
 
 
-async def send(connection: ServerConnection | ClientConnection, frame: bytes, patience: float) -> None:
-    """Send one frame; cuts the connection when the other side takes nothing for ``patience`` seconds.
+class Sending:
+    """The one way frames take on a connection: one at a time, and the connection is cut when the other side takes nothing."""
 
-    Raises ``websockets.exceptions.ConnectionClosed`` when the connection is gone.
-    """
-    timer = asyncio.get_running_loop().call_later(patience, cut, connection)
-    try:
-        await connection.send(frame, text=True)
-    finally:
-        timer.cancel()
+    def __init__(self, connection: ServerConnection | ClientConnection, patience: float) -> None:
+        """``patience`` is seconds one frame may wait for the other side."""
+        self._connection = connection
+        self._patience = patience
+        self._loop = asyncio.get_running_loop()
+        self._since: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """One for many frames: a timer for each would cost more than most frames."""
+
+    @property
+    def free(self) -> bool:
+        """Whether a frame would go out now: none is on its way, and the connection is open."""
+        return self._since is None and self._connection.state is State.OPEN
+
+    async def send(self, frame: bytes) -> None:
+        """Send one frame; raises ``websockets.exceptions.ConnectionClosed`` when the connection is gone."""
+        self._since = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._patience, self._look, context=contextvars.Context())
+        try:
+            await self._connection.send(frame, text=True)
+        finally:
+            self._since = None
+
+    def stop(self) -> None:
+        """Nothing will be sent any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._since is None:
+            return
+        left = self._since + self._patience - self._loop.time()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._look, context=contextvars.Context())
+        else:
+            cut(self._connection)
 
 
 async def close(connection: ServerConnection | ClientConnection, code: int, reason: str, patience: float) -> None:

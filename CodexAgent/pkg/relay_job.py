@@ -75,22 +75,36 @@ class Job:
         ``TimeoutError`` at ``deadline`` (the loop's time), which does not end the job.
         """
         loop = asyncio.get_running_loop()
-        while True:
-            while self._batches:
-                if deadline is not None and loop.time() >= deadline:
+        expired = False
+
+        def expire() -> None:
+            nonlocal expired
+            expired = True
+            self._news.set()
+
+        # One timer for the whole iteration; one for each wait would cost more than most events.
+        timer = None if deadline is None else loop.call_at(deadline, expire, context=contextvars.Context())
+        try:
+            while True:
+                while self._batches:
+                    if deadline is not None and loop.time() >= deadline:
+                        raise TimeoutError
+                    batch = self._batches[0]
+                    while batch.events:
+                        yield batch.events.pop(0)
+                    if self._batches and self._batches[0] is batch:
+                        self._batches.popleft()
+                        self._listener.consumed(self.job_id, batch.seq)
+                if self.ended.is_set():
+                    self._raise_end()
+                    return
+                if expired:
                     raise TimeoutError
-                batch = self._batches[0]
-                while batch.events:
-                    yield batch.events.pop(0)
-                if self._batches and self._batches[0] is batch:
-                    self._batches.popleft()
-                    self._listener.consumed(self.job_id, batch.seq)
-            if self.ended.is_set():
-                self._raise_end()
-                return
-            self._news.clear()
-            async with asyncio.timeout_at(deadline):
+                self._news.clear()
                 await self._news.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     async def command(self, verb: Verb, value: Json = None) -> Json:
         """Say something to the running job and return the daemon's answer.
