@@ -224,7 +224,8 @@ class Daemon(AgentRuntimeDaemonClient):
             launcher = JobLauncher(LocalLauncher(recorded_path=self._policy.path), self._table, job_id)
             if admitted.worktree:
                 async with self._worktrees:
-                    made = await worktree(launcher, spec.cwd, admitted.worktree)
+                    roots = map(str, admitted.agent.workspaces)
+                    made = await worktree(launcher, spec.cwd, admitted.worktree, roots)
                 spec = dataclasses.replace(spec, cwd=str(workspace(admitted.agent.workspaces, made)))
             if spec.resume_session_id:
                 await held.enter_async_context(_guard(spec, spec.resume_session_id))
