@@ -608,6 +608,12 @@ class TestListener:
             named = await refusal(AgentRuntimeDaemonHub(error_code_prefix="coding").start("hub.invalid", 0, TOKEN))
             assert named.code == "coding.daemon_bind_failed"
 
+    @pytest.mark.parametrize("port", [65536, 99999999])
+    async def test_what_is_no_port_is_the_same_error(self, port: int) -> None:
+        """Bad input: the environment's value, which no form has checked."""
+        error = await refusal(AgentRuntimeDaemonHub(error_code_prefix="coding").start("127.0.0.1", port, TOKEN))
+        assert error.code == "coding.daemon_bind_failed"
+
     async def test_a_token_is_needed_and_in_the_shared_profile_a_good_one(self) -> None:
         """Our rule: no hub without authentication; the error has the command that makes a token."""
         assert (await refusal(AgentRuntimeDaemonHub().start("127.0.0.1", 0, ""))).code == "agent_runtime.daemon_token_required"
@@ -706,6 +712,8 @@ class TestListener:
             "token": "e",
         }
         assert read({"daemon-enabled": False}, env_prefix="X")["enabled"] is False
+        for no_number in ("²", "-1", "1e3", "9" * 5000):
+            assert read({"daemon-port": no_number})["port"] == 8766
 
 
 @pytest.mark.asyncio

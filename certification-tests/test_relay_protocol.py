@@ -475,6 +475,33 @@ def test_the_same_incarnation_with_another_key_is_probed_like_a_stranger() -> No
     assert "daemon.ready" not in second.types()
 
 
+def test_a_crowd_in_its_handshake_does_not_push_out_a_daemon_from_elsewhere() -> None:
+    """Our rule: the oldest of the largest crowd gives way, before the proof as while parked."""
+    hub = line()
+    daemon = RawDaemon(hub)
+    for number in range(600):
+        RawDaemon(hub, f"s{number}", address="203.0.113.9")
+    daemon.join()
+    assert daemon.closed is None
+    assert daemon.types()[-1] == "daemon.ready"
+
+
+def test_daemons_that_are_away_with_fences_are_remembered_up_to_a_bound() -> None:
+    """Our rule: whoever holds the token can't fill the hub's memory by inventing daemons with jobs."""
+    hub = line()
+    for number in range(300):
+        one = RawDaemon(hub, f"d{number}")
+        one.join(resume=[{"job_id": f"job{number}", "epoch": "old", "state": "ending", "last": 0, "received": 0}])
+        if number >= 256:
+            assert one.closed == (1013, reason_text("daemons_unproven"))
+        one.gone()
+    assert len(hub.hub._links["north"]) == 256
+    again = RawDaemon(hub, "d7", incarnation="next").join(quiesced=["job7"])
+    assert again.types()[-1] == "daemon.ready", "one that is remembered comes back and proves"
+    again.gone()
+    assert RawDaemon(hub, "d299").join().types()[-1] == "daemon.ready", "and makes room"
+
+
 def test_an_installation_has_at_most_128_daemons_and_128_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Our rule: the 129th is told so, and may come back."""
     hub = line()

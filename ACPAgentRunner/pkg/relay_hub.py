@@ -122,6 +122,11 @@ class HubProtocol:
         """What an open connection had dropped."""
         return self._sockets[number].counters
 
+    def proven(self, number: int) -> bool:
+        """Whether an open connection has shown its installation's secret."""
+        socket = self._sockets.get(number)
+        return socket is not None and socket.channel is not None
+
     @property
     def parked(self) -> int:
         """How many connections wait for their installation's secret."""
@@ -385,6 +390,11 @@ class HubProtocol:
             table = table_of(message)
         except FrameError as exc:
             self._close(socket, CLOSE_PROTOCOL, reason_text("protocol_error", exc.reason))
+            return
+        known = self._links.get(socket.installation, {})
+        if identity.daemon_id not in known and len(known) >= limits.RELAY_KNOWN_DAEMONS:
+            full = sum(other.socket is not None for other in known.values()) >= limits.RELAY_DAEMONS
+            self._close(socket, CLOSE_RETRY, reason_text("daemons_full" if full else "daemons_unproven"))
             return
         link = self._link(socket.installation, identity.daemon_id)
         if link.socket is not None:

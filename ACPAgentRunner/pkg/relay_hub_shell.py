@@ -18,6 +18,7 @@ import functools
 import ipaddress
 import logging
 import os
+import re
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Iterator, Mapping
 from pathlib import Path
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 8766
+_DIGITS: Final = re.compile("[0-9]{1,9}")
 
 _hubs: Final[dict[tuple[Hashable, Hashable], AgentRuntimeDaemonHub]] = {}
 _listeners: Final[dict[tuple[str, int], Listener]] = {}
@@ -85,7 +87,7 @@ def agent_runtime_daemon_config_from_plugin_config(
     return DaemonHubConfig(
         enabled=enabled.strip().lower() in ("1", "true", "yes", "y", "on") if isinstance(enabled, str) else bool(enabled),
         host=str(setting("host") or default_host),
-        port=int(port) if str(port).strip().isdigit() else default_port,
+        port=int(port) if _DIGITS.fullmatch(str(port).strip()) else default_port,
         token=str(setting("token")),
     )
 
@@ -235,7 +237,7 @@ class AgentRuntimeDaemonHub:
         markers = None if self.state_dir is None else DiskMarkers(self.state_dir)
         try:
             listener = await open_listener(_literal(host), port, shared=self._shared, markers=markers, times=self.times)
-        except (OSError, ValueError) as exc:
+        except (OSError, ValueError, OverflowError) as exc:
             log.warning(
                 "the hub can't listen on %r, port %d: %s", host, port, getattr(exc, "strerror", "") or type(exc).__name__
             )

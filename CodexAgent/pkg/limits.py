@@ -564,6 +564,9 @@ RELAY_CANCEL: Final = 10.0
 RELAY_DAEMONS: Final = 128
 """Daemons of one installation connected at once."""
 
+RELAY_KNOWN_DAEMONS: Final = 2 * RELAY_DAEMONS
+"""Daemons of one installation that are connected, or away with jobs or fences: each may have named ``RELAY_TABLE`` jobs."""
+
 RELAY_JOBS: Final = 128
 """Jobs of one installation at once, and of one daemon; a worker runs no more."""
 
@@ -610,6 +613,15 @@ RELAY_REASON_BYTES: Final = 123
 
 RELAY_SOCKET_BYTES: Final = RELAY_FRAME_BYTES
 """Bytes of a WebSocket message that is taken from the wire at all."""
+
+RELAY_UNPROVEN_BYTES: Final = 16 * 1024
+"""The same before a daemon is proven: a hello of 4 KiB, and one that is somewhat too long is still told why."""
+
+RELAY_OPENING: Final = 128
+"""Connections in their WebSocket handshake at once: it takes two trips, and a stranger's takes a descriptor of the worker."""
+
+RELAY_LEAVING: Final = 64
+"""Refused connections whose answer to the close frame is waited for at once."""
 
 RELAY_SOCKET_QUEUE: Final = 4
 """Messages a connection reads ahead; the protocol's own windows are the real bound."""
