@@ -470,6 +470,9 @@ LAST_WORDS_LINES: Final = 12
 LAST_WORDS_CHARS: Final = 1500
 """Characters of stderr shown when an agent died."""
 
+SESSION_ID_CHARS: Final = 512
+"""Characters of an agent's own name for a session; vendors use at most a hundred, and the host keeps it for good."""
+
 SESSION_GUARD_WAIT: Final = 5.0
 """Seconds to wait for a session another writer is just letting go of."""
 
@@ -563,6 +566,15 @@ RELAY_CANCEL: Final = 10.0
 
 RELAY_DAEMONS: Final = 128
 """Daemons of one installation connected at once."""
+
+RELAY_PARAMETERS: Final = 16
+"""Parameters of a failure that a daemon tells of; no text has more than a few."""
+
+RELAY_PARAMETER_CHARS: Final = 512
+"""Characters of one of them."""
+
+REMOTE_NAME_CHARS: Final = 4096
+"""Characters of a session's id and directory on a daemon's machine: the longest path of a system."""
 
 RELAY_KNOWN_DAEMONS: Final = 2 * RELAY_DAEMONS
 """Daemons of one installation that are connected, or away with jobs or fences: each may have named ``RELAY_TABLE`` jobs."""
