@@ -599,6 +599,17 @@ class TestListener:
             await hub.reconfigure("127.0.0.1", 0, OTHER_TOKEN)
             assert hub.is_running
 
+    async def test_who_waits_while_the_settings_change_goes_on_waiting(self) -> None:
+        """Our rule: a run that waits is neither ended nor told that there is no hub; the daemon of the new settings serves it."""
+        async with running_hub(token=OTHER_TOKEN) as hub:
+            waiting = asyncio.create_task(hub.wait_for_daemon("laptop", WAIT))
+            await until(lambda: hub._users == 1)
+            await hub.reconfigure("127.0.0.1", 0, TOKEN)
+            async with running_daemon(ScriptedDaemon(url=hub.endpoint)):
+                await waiting
+            await hub.stop()
+            assert (await refusal(hub.wait_for_daemon("laptop", WAIT))).reason == "daemon_hub_not_started"
+
     async def test_a_port_that_is_taken_is_an_error_that_names_the_field(self) -> None:
         """Our rule: the person reads which field to change."""
         async with running_hub() as hub:

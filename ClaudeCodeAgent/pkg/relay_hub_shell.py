@@ -157,6 +157,7 @@ class AgentRuntimeDaemonHub:
         self._settings: tuple[str, int, str] | None = None
         self._changed = asyncio.Event()
         self._users = 0
+        self._moving = 0
         self._forget: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
@@ -325,12 +326,22 @@ class AgentRuntimeDaemonHub:
         self.release()
 
     async def reconfigure(self, host: str, port: int, token: str) -> None:
-        """Start with other settings than before; a ``daemon_hub_conflict`` while jobs run."""
+        """Start with other settings than before; a ``daemon_hub_conflict`` while jobs run.
+
+        Whoever waits for a daemon goes on waiting, for one that connects under the new settings.
+        """
         listener = self._listener
         if self._settings not in (None, (host, port, token)) and listener is not None:
             if listener.jobs_of(self._installation):
                 raise self._error("daemon_hub_conflict", address=self.endpoint)
-            await self.stop()
+            self._moving += 1
+            try:
+                await self.stop()
+                await self.start(host, port, token)
+            finally:
+                self._moving -= 1
+                self._wake()
+            return
         await self.start(host, port, token)
 
     @contextlib.contextmanager
@@ -391,7 +402,7 @@ class AgentRuntimeDaemonHub:
         """Why the daemon takes no job now; ``""`` when it does."""
         listener = self._listener
         if listener is None or not listener.open:
-            return "daemon_hub_not_started"
+            return "daemon_offline" if self._moving else "daemon_hub_not_started"
         if listener.protocol.conflicting(self._installation):
             return "daemon_token_conflict"
         if listener.protocol.fences(self._installation, daemon_id):
@@ -417,7 +428,7 @@ class AgentRuntimeDaemonHub:
         """
         listener = self._listener
         if listener is None or not listener.open:
-            raise self._error("daemon_hub_not_started")
+            raise self._error(self._problem(daemon_id), retryable=True, daemon=daemon_id)
         with self._needed():
             job = Job(listener, self.error_code_prefix, daemon_id, None if tools is None else tools_of(tools))
             await listener.open_job(job, self._installation, payload, self.lease_seconds, self.error_code_prefix)
