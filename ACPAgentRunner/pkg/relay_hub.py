@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from typing import Final, cast
+from typing import cast
 
 from pkg import limits
 from pkg.relay_admission import Admission, Socket, reason_text
@@ -50,9 +50,6 @@ from pkg.relay_frames import Counters, FrameError, Json, Message, encode, flag_o
 from pkg.relay_jobs import HubJob, Link, fate_of
 from pkg.relay_streams import pack, shares
 from pkg.relay_table import Table, table_of
-
-_CONTROLS: Final = 4096
-"""Messages besides streams that may wait for one connection; honest ones never have a tenth of it."""
 
 
 class HubProtocol:
@@ -321,7 +318,7 @@ class HubProtocol:
             return
         socket.controls.append(encode(message))
         self._output.add(socket.number)
-        if len(socket.controls) > _CONTROLS:
+        if len(socket.controls) > limits.RELAY_CONTROLS:
             socket.controls.clear()
             self._close(socket, CLOSE_RETRY, reason_text("daemon_not_reading"))
 

@@ -594,6 +594,9 @@ RELAY_PARKED_PER_ADDRESS: Final = 4
 RELAY_TABLE: Final = 1024
 """Ended jobs a daemon keeps reporting until their hub has taken note; the oldest go first."""
 
+RELAY_CONTROLS: Final = 4096
+"""Messages besides streams that may wait for one connection; honest ones never have a tenth of it."""
+
 RELAY_COMMANDS: Final = 64
 """Commands of one job that may be unanswered at once."""
 
