@@ -600,7 +600,7 @@ class TestListener:
             assert hub.is_running
 
     async def test_who_waits_while_the_settings_change_goes_on_waiting(self) -> None:
-        """Our rule: a run that waits is neither ended nor told that there is no hub; the daemon of the new settings serves it."""
+        """Our rule: a run that waits is neither ended nor told that there is no hub; the new settings' daemon serves it."""
         async with running_hub(token=OTHER_TOKEN) as hub:
             waiting = asyncio.create_task(hub.wait_for_daemon("laptop", WAIT))
             await until(lambda: hub._users == 1)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pkg import relay_auth
 from pkg import relay_protocol as relay
 from pkg.relay_admission import REASONS, reason_text
 from pkg.relay_auth import Transcript, challenge_frame
@@ -484,6 +485,33 @@ def test_a_crowd_in_its_handshake_does_not_push_out_a_daemon_from_elsewhere() ->
     daemon.join()
     assert daemon.closed is None
     assert daemon.types()[-1] == "daemon.ready"
+
+
+def test_what_a_secret_costs_does_not_grow_with_everybody_else_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our rule: of a crowd that waits each is tried with the new secret alone, and none when one goes."""
+    hub = Line(shared=True)
+    for number in range(50):
+        hub.hub.put_secret(number, f"installation-{number}-aB7cD2eF9gH4iJ6kL1mN8oP3qR5", hub.now)
+    for number in range(40):
+        stranger = RawDaemon(hub, f"s{number}", address=f"203.0.113.{number}")
+        stranger.hello()
+        stranger.prove()
+    assert hub.hub.parked == 40
+    tried = 0
+    proves = relay_auth.Transcript.proves
+
+    def counted(*given: Any) -> bool:
+        nonlocal tried
+        tried += 1
+        return proves(*given)
+
+    monkeypatch.setattr(relay_auth.Transcript, "proves", counted)
+    hub.hub.put_secret("late", OTHER_TOKEN, hub.now)
+    assert tried == 40
+    hub.hub.revoke("late", hub.now)
+    assert tried == 40
+    hub.hub.put_secret("north", TOKEN, hub.now)
+    assert hub.hub.parked == 0
 
 
 def test_daemons_that_are_away_with_fences_are_remembered_up_to_a_bound() -> None:

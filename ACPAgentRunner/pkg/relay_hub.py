@@ -181,7 +181,8 @@ class HubProtocol:
         if self._secrets.conflicting(installation):
             self._close_all(installation, "daemon_token_conflict")
         if not known or changed:
-            self._retry_parked()
+            for socket in self._admission.retry(installation, now):
+                self._proven(socket)
 
     def conflicting(self, installation: Installation) -> bool:
         """Whether another installation has shown the same token, so that neither can have daemons."""
@@ -199,7 +200,6 @@ class HubProtocol:
                 self._forget_job(job)
                 self._events.append(JobLost(job.job_id, "revoked"))
         self._close_all(installation, "installation_revoked")
-        self._retry_parked()
 
     def cancel_all(self, now: float) -> None:
         """End every job, before the hub goes away; the shell goes on until the cancels are answered or their time is up."""
@@ -210,10 +210,6 @@ class HubProtocol:
         """Close every connection because the hub goes away."""
         for socket in list(self._sockets.values()):
             self._close(socket, CLOSE_GOING_AWAY, reason_text("hub_stopped"))
-
-    def _retry_parked(self) -> None:
-        for socket in self._admission.retry(self._now):
-            self._proven(socket)
 
     # -------------------------------------------------------------- connections
 

@@ -203,9 +203,19 @@ class Admission:
                 self._refuse(socket, CLOSE_PROTOCOL, reason_text("protocol_error", exc.reason))
             return False
 
-    def retry(self, now: float) -> list[Socket]:
-        """After a secret came or went: the parked connections that are proven now."""
-        return [socket for socket in list(self._parked.values()) if self._proven(socket, now)]
+    def retry(self, installation: Installation, now: float) -> list[Socket]:
+        """After an installation has shown its secret: the parked connections that are proven now.
+
+        Only that secret is tried: no other one has made their proofs, and each costs time that everybody waits.
+        """
+        proven = []
+        for socket in list(self._parked.values()):
+            assert socket.handshake is not None
+            found = self._secrets.proven_by(installation, socket.handshake, socket.proof)
+            if found is not None:
+                self._accept(socket, *found, now)
+                proven.append(socket)
+        return proven
 
     def tick(self, now: float) -> None:
         """Close what took too long."""
@@ -259,12 +269,16 @@ class Admission:
         elif not found:
             self._park(socket, now)
         else:
-            installation, key = found[0]
-            identity = identity_of(decode_object(handshake.hello, limits.RELAY_HELLO_BYTES))
-            socket.plain.append(encode({"type": "hub.proof", "proof": handshake.proof(key, "hub")}))
-            self._admit(socket, identity, installation, key, handshake.channel(key, "hub", socket.counters), now)
+            self._accept(socket, *found[0], now)
             return True
         return False
+
+    def _accept(self, socket: Socket, installation: Installation, key: bytes, now: float) -> None:
+        handshake = socket.handshake
+        assert handshake is not None
+        identity = identity_of(decode_object(handshake.hello, limits.RELAY_HELLO_BYTES))
+        socket.plain.append(encode({"type": "hub.proof", "proof": handshake.proof(key, "hub")}))
+        self._admit(socket, identity, installation, key, handshake.channel(key, "hub", socket.counters), now)
 
     def _admit(
         self, socket: Socket, identity: Identity, installation: Installation, key: bytes, channel: Channel, now: float
@@ -276,8 +290,6 @@ class Admission:
         socket.stage, socket.since, socket.heard = "state", now, now
 
     def _park(self, socket: Socket, now: float) -> None:
-        if socket.stage == "parked":
-            return
         self._handshaking.pop(socket.number, None)
         same = [other for other in self._parked.values() if other.address == socket.address]
         for crowd, most in ((same, limits.RELAY_PARKED_PER_ADDRESS), (list(self._parked.values()), limits.RELAY_PARKED)):
