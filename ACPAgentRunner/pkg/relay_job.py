@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -24,6 +25,7 @@ from pkg.errors import DaemonFenced
 from pkg.relay_errors import AgentRuntimeDaemonError, relay_error
 from pkg.relay_events import CommandResult, JobEvents, JobFinished, JobLost, JobUnconfirmed, McpRequest, Outcome, Verb
 from pkg.relay_frames import Json
+from pkg.text_clean import clean, one_line
 
 if TYPE_CHECKING:
     from pkg.relay_listener import Listener
@@ -169,7 +171,12 @@ class Job:
         code, params = said.get("code"), said.get("params")
         if isinstance(code, str) and code:
             reason = code.rpartition(".")[2][:64]
-        shown = {str(key)[:64]: str(value)[:512] for key, value in params.items()} if isinstance(params, dict) else {}
+        given = itertools.islice(params.items(), limits.RELAY_PARAMETERS) if isinstance(params, dict) else ()
+        # A parameter stands in the middle of a sentence of ours; only the agent's own words below it may have lines.
+        most = limits.RELAY_PARAMETER_CHARS
+        shown = {
+            str(key)[:64]: clean(str(value)[:most]) if key == "detail" else one_line(str(value), most) for key, value in given
+        }
         shown.pop("retryable", None)
         failure = relay_error(
             self._prefix, reason, retryable=said.get("retryable") is True, **{"daemon": self.daemon_id, **shown}

@@ -17,7 +17,7 @@ import ssl
 import time
 import urllib.parse
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -40,8 +40,18 @@ else:
         return time.monotonic()
 
 
-async def listen(handler: Callable[[ServerConnection], Awaitable[None]], host: str, port: int) -> Server:
-    """A listening WebSocket server; raises ``OSError`` when the address can't be bound."""
+async def listen(
+    handler: Callable[[ServerConnection], Awaitable[None]],
+    host: str,
+    port: int,
+    *,
+    connection: Callable[..., ServerConnection],
+    max_size: int,
+) -> Server:
+    """A listening WebSocket server; raises ``OSError`` when the address can't be bound, and ``OverflowError`` for no port.
+
+    ``connection`` makes what the library calls for each that is accepted, ``max_size`` is bytes of a message.
+    """
     return await serve(
         handler,
         host,
@@ -49,7 +59,8 @@ async def listen(handler: Callable[[ServerConnection], Awaitable[None]], host: s
         compression=None,
         origins=[None],
         server_header=None,
-        max_size=limits.RELAY_SOCKET_BYTES,
+        create_connection=cast(type[ServerConnection], connection),
+        max_size=max_size,
         max_queue=limits.RELAY_SOCKET_QUEUE,
         write_limit=limits.RELAY_SOCKET_BUFFER,
         ping_interval=None,

@@ -29,7 +29,9 @@
 
 Guarantees: a file that cannot be used whole is not used at all, and the error names file, line and key; an unknown key is such
 an error, so that no typing mistake loosens anything; command lines come from this file only; directories are compared by
-their real paths, so no symbolic link leads out of a root; a job outside of the policy raises before anything is started.
+their real paths, so no symbolic link leads out of a root; the file itself, the daemon's secrets and its state lie in none of
+them, so that an agent which may edit its workspace can't edit those; a job outside of the policy raises before anything is
+started.
 """
 
 from __future__ import annotations
@@ -407,6 +409,13 @@ def _policy(top: _Table, drivers: tuple[str, ...]) -> Policy:
     if not agents:
         raise top.error("agents", "names no agent; write [agents.NAME], or take the # away from one that is there")
     top.done()
+    own = [("this file", top.source.file), ("state_dir", state_dir)]
+    own += [("a key or token", file) for hub in hubs for file in (hub.key_file, hub.token_file) if file is not None]
+    for what, file in own:
+        real = file.resolve()
+        for root in roots:
+            if root == real or root in real.parents:
+                raise top.error("workspaces", f'{what} lies inside "{root}", where agents could change it')
     return Policy(
         file=top.source.file,
         daemon_id=daemon_id,

@@ -12,7 +12,7 @@ Guarantees:
   connection, as anybody on the way could, and no job;
 - what a job emits while nobody is connected is kept, in order, and sent from where the hub says it stands; when the journal is
   full the producer is held back, never the connection or another job;
-- every command of the hub reaches the shell at most once, in order;
+- every command of the hub reaches the shell at most once, in order, and a bounded number of a job's are open at once;
 - a job whose lease ran out, that the hub does not know, or that was cancelled is ended (:class:`EndJob`), nothing more of it is
   sent, and it is reported as quiesced only after :meth:`DaemonProtocol.finish` said so;
 - a job is in the durable table before the shell is told to start it.
@@ -434,6 +434,9 @@ class DaemonProtocol:
     def _control(self, message: Message) -> None:
         if self._channel is not None and self._close is None:
             self._controls.append(encode(message))
+            if len(self._controls) > limits.RELAY_CONTROLS:
+                self._controls.clear()
+                self._shut(CLOSE_PROTOCOL, "the hub does not read")
 
     def _queue(self, job: DaemonJob) -> None:
         if not job.queued and self._stage == "live" and job.out.sendable:
@@ -493,6 +496,8 @@ class DaemonProtocol:
                 job.mcp_open.discard(item[1])
                 self._events.append(McpResponse(job.job_id, item[1], item[2], item[3]))
         elif kind in VERBS and len(item) == 3:
+            if len(job.commands) >= limits.RELAY_COMMANDS:
+                raise FrameError("too many commands")
             job.commands.add(item[1])
             self._events.append(Command(job.job_id, item[1], cast(Verb, kind), item[2]))
         else:

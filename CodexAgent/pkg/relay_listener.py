@@ -3,9 +3,10 @@
 One listener may serve many installations (``shared``); what belongs to one of them is reachable only with its key. Its tasks
 run in an empty context, whoever opened it: no frame is ever handled with some run's authority.
 
-Guarantees: one task per connection reads and one writes, both ended and awaited with the connection; a connection whose other
-side takes nothing is cut; a job is told everything that concerns it on the loop's own turn, in order; :meth:`Listener.close`
-returns when no task, connection or socket of the listener is left.
+Guarantees: strangers cost a bounded number of connections of a bounded size each; one task per connection reads and one writes,
+both ended and awaited with the connection; a connection whose other side takes nothing is cut; a job is told everything that
+concerns it on the loop's own turn, in order; :meth:`Listener.close` returns when no task, connection or socket of the listener
+is left.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from websockets.exceptions import ConnectionClosed
 
 from pkg import limits, relay_sockets
 from pkg.relay_auth import Installation, nonce_text
+from pkg.relay_entrance import Entrance, address_of, widen
 from pkg.relay_errors import relay_error
 from pkg.relay_events import (
     CommandResult,
@@ -89,6 +91,8 @@ class Listener:
         self._server: Server | None = None
         self._wakes: dict[int, asyncio.Event] = {}
         self._connections: dict[int, ServerConnection] = {}
+        self._entrance = Entrance()
+        self._leaving = 0
         self._numbers = 0
         self._timer: asyncio.TimerHandle | None = None
         self._ticked = relay_sockets.relay_clock()
@@ -111,7 +115,9 @@ class Listener:
 
     async def start(self) -> None:
         """Bind and listen; raises ``OSError``. Must run in an empty context."""
-        self._server = await relay_sockets.listen(self._serve, self.host, self.port)
+        self._server = await relay_sockets.listen(
+            self._serve, self.host, self.port, connection=self._entrance.connection, max_size=limits.RELAY_UNPROVEN_BYTES
+        )
         if self._markers is not None:
             self._disk = ThreadPoolExecutor(1, thread_name_prefix="relay-markers")
         self._tick()
@@ -244,6 +250,7 @@ class Listener:
     def _tell(self) -> bool:
         given = False
         changed: dict[Installation, None] = {}
+        noted: set[tuple[type, Installation, str]] = set()
         for event in self.protocol.events():
             if isinstance(event, _JOB_NEWS):
                 job = self._jobs.get(event.job_id)
@@ -256,7 +263,10 @@ class Listener:
                     job.told(event)
             else:
                 changed[event.installation] = None
-                _note(event)
+                what = (type(event), event.installation, event.daemon_id)
+                if what not in noted:  # a daemon may be fenced for a thousand jobs at once
+                    noted.add(what)
+                    _note(event)
         for number in self.protocol.output():
             wake = self._wakes.get(number)
             if wake is not None:
@@ -287,14 +297,13 @@ class Listener:
     # -------------------------------------------------------------- connections
 
     async def _serve(self, connection: ServerConnection) -> None:
+        self._entrance.leave(connection)
         self._numbers += 1
         number = self._numbers
-        peer = connection.remote_address
-        address = str(peer[0]) if isinstance(peer, tuple) and peer else "local"
         wake = self._wakes[number] = asyncio.Event()
         self._connections[number] = connection
         protocol = self.protocol
-        protocol.accept(number, address, relay_sockets.relay_clock())
+        protocol.accept(number, address_of(connection), relay_sockets.relay_clock())
         self.pump()
         sending = relay_sockets.Sending(connection, self.times.dead)
         writer = asyncio.create_task(self._write(connection, sending, number, wake))
@@ -329,15 +338,28 @@ class Listener:
         self, connection: ServerConnection, sending: relay_sockets.Sending, number: int, wake: asyncio.Event
     ) -> None:
         protocol = self.protocol
+        narrow = True
         with contextlib.suppress(ConnectionClosed):
             while True:
                 while (frame := protocol.next_frame(number)) is not None:
+                    if narrow and protocol.proven(number):
+                        narrow = False
+                        widen(connection)
                     await sending.send(frame)
                 if (close := protocol.closing(number)) is not None:
-                    await relay_sockets.close(connection, *close, self.times.dead / limits.RELAY_CLOSE_SHARE)
+                    await self._dismiss(connection, *close)
                     return
                 wake.clear()
                 await wake.wait()
+
+    async def _dismiss(self, connection: ServerConnection, code: int, reason: str) -> None:
+        """Close a connection; a crowd that does not answer that is not waited for."""
+        patience = 0.0 if self._leaving >= limits.RELAY_LEAVING else self.times.dead / limits.RELAY_CLOSE_SHARE
+        self._leaving += 1
+        try:
+            await relay_sockets.close(connection, code, reason, patience)
+        finally:
+            self._leaving -= 1
 
 
 async def open_listener(
