@@ -551,7 +551,7 @@ async def test_a_refusal_is_a_stop_reason(place: Place) -> None:
 
 
 async def test_a_full_context_is_compacted(place: Place) -> None:
-    """Vendor's rule: the program has the conversation summarised by itself and goes on; ours: told as telemetry, not as text."""
+    """Vendor's rule: the program has the conversation summarised and goes on; ours: told as telemetry, not as text."""
     full = {"input_tokens": 990_000}
     first = place.fixture.play(model.say("nearly full", usage=full))
     async with place.opened() as session:
