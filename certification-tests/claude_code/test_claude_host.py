@@ -144,6 +144,27 @@ async def test_the_conversation_goes_on_after_the_worker_was_replaced(place: Pla
         assert place.programs().isdisjoint(before)
 
 
+async def test_stop_typed_in_the_chat_ends_the_turn_and_not_the_conversation(place: Place) -> None:
+    """What was said stays, the stop is told, the model's answer is let go, and the same process answers the next message."""
+    gate, pipeline = place.workspace / "never", place.host.pipeline(place.runner, place.form())
+    async with place.host.web_chat(pipeline) as chat:
+        await chat.say(f"remember FIG [[ hold {gate} ]]")
+        await chat.until(lambda: bool(chat.bubbles) and "holding" in chat.bubbles[0].text, BOUND)
+        alive = place.programs()
+        dropped = place.model.dropped
+        await chat.say("/stop")
+        await chat.until(lambda: any("Stopped" in each.text and each.final for each in chat.bubbles), BOUND)
+        await chat.rest()
+        assert "\n".join(each.text for each in chat.bubbles).startswith("holding")
+        assert all(each.final for each in chat.bubbles)
+        assert place.model.dropped == dropped + 1
+        stopped = len(chat.bubbles)
+        await chat.say("[[ say and on it goes ]]")
+        answers = await chat.answers(stopped + 1)
+        assert answers[-1].text == "and on it goes"
+        assert place.programs() == alive
+
+
 async def test_a_tool_call_is_decided_by_the_form_and_shown(place: Place) -> None:
     """In a chat of a bot: the command runs under ``allow-all``, and the answer stands there once."""
     pipeline = place.host.pipeline(place.runner, place.form(approval_policy="allow-all"))
