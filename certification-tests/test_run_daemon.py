@@ -15,7 +15,7 @@ import pytest_asyncio
 from langbot_plugin.api.entities.builtin.runner.result import RunnerResult
 
 from agent.product import PRODUCT
-from pkg import hubs, limits
+from pkg import hubs, installations, limits
 from pkg.errors import CodingError
 from pkg.identity import Authority
 from pkg.settings import parse
@@ -316,6 +316,23 @@ async def test_a_worktree_outside_of_the_roots_is_not_made(rig: Rig) -> None:
         outcome = await rig.run("say hello", workspace_mode="worktree")
     assert "coding.policy_workspace_outside" in outcome.log
     assert not (rig.home.directory / ".worktrees").exists()
+
+
+async def test_a_revocation_returns_when_the_turn_there_is_proven_gone(rig: Rig, daemon: DaemonProcess) -> None:
+    """Authority table, rule 3: what ends is awaited, and its processes are gone; the person reads why."""
+    tree: dict[int, str] = {}
+    results = []
+    async with asyncio.timeout(WAIT), contextlib.aclosing(rig.stream("child\nhang")) as stream, asyncio.TaskGroup() as group:
+        async for result in stream:
+            results.append(result)
+            if "child=" in repr(result.data) and not tree:
+                tree = {pid: hostile_trees.start_time(pid) for pid in descendants(daemon.pid)}
+                revoking = group.create_task(installations.revoke(None))
+    assert len(tree) >= 3
+    assert revoking.done()
+    assert hostile_trees.living(tree) == []
+    assert results[-1].data["code"] == "coding.revoked"
+    assert not listening()
 
 
 async def test_a_fenced_daemon_is_said_to_be_so(rig: Rig, daemon: DaemonProcess) -> None:

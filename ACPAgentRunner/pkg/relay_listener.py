@@ -158,6 +158,13 @@ class Listener:
         for tell in [tell for each, tell in self.users.items() if self.protocol.conflicting(each)]:
             tell()
 
+    def forbid(self, installation: Installation) -> None:
+        """Forget an installation's secret and begin the end of its jobs, which are told that it is revoked."""
+        for job in self.jobs_of(installation):
+            job.reason = "revoked"
+        self.protocol.forbid(installation, relay_sockets.relay_clock())
+        self.pump()
+
     def drop(self, installation: Installation) -> None:
         """Forget an installation: its secret, its daemons, its jobs."""
         self.users.pop(installation, None)

@@ -185,6 +185,15 @@ class HubProtocol:
         """Whether another installation has shown the same token, so that neither can have daemons."""
         return self._secrets.conflicting(installation)
 
+    def forbid(self, installation: Installation, now: float) -> None:
+        """Admit no daemon of this installation any more and begin the end of its jobs; its connections may still prove it."""
+        self._now = now
+        self._secrets.drop(installation)
+        for link in list(self._links.get(installation, {}).values()):
+            for job_id in list(link.jobs):
+                self.cancel(job_id, now)
+        self._retry_parked()
+
     def revoke(self, installation: Installation, now: float) -> None:
         """Drop exactly this installation: its secret, its connections, its jobs. What was dispatched stays marked."""
         self._now = now

@@ -256,15 +256,17 @@ class AgentRuntimeDaemonHub:
     async def _stop(self) -> None:
         async with _turn():
             listener = self._leave()
-        if listener is None:
-            return
+        if listener is not None:
+            for job in listener.jobs_of(self._installation):
+                listener.cancel(job.job_id)
+            await self._ended(listener)
+
+    async def _ended(self, listener: Listener) -> None:
+        """Wait until this installation's jobs are over, as far as that can be done in time, and leave the listener."""
         # Without the turn: other installations start and stop meanwhile.
-        jobs = listener.jobs_of(self._installation)
-        for job in jobs:
-            listener.cancel(job.job_id)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limits.RELAY_STOP):
-                for job in jobs:
+                for job in listener.jobs_of(self._installation):
                     await job.ended.wait()
         async with _turn():
             listener.drop(self._installation)
@@ -287,12 +289,12 @@ class AgentRuntimeDaemonHub:
         return listener
 
     def _revoke(self) -> None:
-        """The installation is gone: nothing of it is left when this returns, but for tasks that its revocation awaits."""
+        """The installation is gone: its secret at once, its jobs and daemons by a task that its revocation awaits."""
         _forget(self)
         listener = self._leave()
         if listener is not None:
-            listener.drop(self._installation)
-            installations.installation(self._installation).adopt(self._close_after(listener), name="relay close")
+            listener.forbid(self._installation)
+            installations.installation(self._installation).adopt(self._ended(listener), name="relay revocation")
 
     async def _close_after(self, listener: Listener) -> None:
         async with _turn():

@@ -52,7 +52,7 @@ class Job:
         self.unconfirmed = False
         """Whether it is over without a proof that nothing of it is left."""
         self.reason = ""
-        """Why it was lost."""
+        """Why it was lost, or is going to be."""
         self._listener = listener
         self._prefix = prefix
         self._tools = tools
@@ -141,9 +141,9 @@ class Job:
     def _raise_end(self) -> None:
         if self._cancelled or self.outcome == "completed":
             return
+        if self.reason == "revoked":
+            raise relay_error(self._prefix, "revoked")
         if self.unconfirmed or self.outcome is None or self.outcome == "lost":
-            if self.reason == "revoked":
-                raise relay_error(self._prefix, "revoked")
             raise relay_error(self._prefix, "daemon_lost", retryable=True, daemon=self.daemon_id)
         if self.outcome == "cancelled":
             raise relay_error(self._prefix, "daemon_job_gone")
@@ -195,7 +195,7 @@ class Job:
         if isinstance(event, JobFinished):
             self.outcome, self.error = event.outcome, event.error
         elif isinstance(event, JobLost):
-            self.outcome, self.reason = "lost", event.reason
+            self.outcome, self.reason = "lost", self.reason or event.reason
             self.unconfirmed = not event.proven
         else:
             self.unconfirmed = True
