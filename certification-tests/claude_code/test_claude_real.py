@@ -219,6 +219,21 @@ async def test_a_workspace_runs_nothing(place: Place) -> None:
     assert (place.workspace / "hooked").exists()
 
 
+async def test_the_account_s_own_settings_count_without_their_hooks(place: Place) -> None:
+    """Vendor's rule: a default mode of its own would skip permissions; ours: the mode is given, and hooks are off."""
+    settings = place.home / ".claude"
+    settings.mkdir()
+    hook = {"hooks": [{"type": "command", "command": f"touch {place.workspace}/hooked"}]}
+    permissions = {"defaultMode": "bypassPermissions", "deny": ["WebFetch"]}
+    (settings / "settings.json").write_text(json.dumps({"hooks": {"SessionStart": [hook]}, "permissions": permissions}))
+    async with place.opened() as session:
+        events = await turn(session, "[[ run touch made ]]", choose="reject_once")
+        assert len(of(events, ApprovalRequested)) == 1
+        assert session.permission_mode == "default"
+        assert "WebFetch" not in [tool["name"] for tool in place.fixture.bodies[-1]["tools"]]
+    assert not (place.workspace / "hooked").exists() and not (place.workspace / "made").exists()
+
+
 async def test_no_memory_is_shared_between_conversations(place: Place) -> None:
     """Vendor's rule: everybody in one directory would share a memory; ours: there is none."""
 
