@@ -12,7 +12,6 @@ import functools
 import json
 import os
 import secrets
-import shlex
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -101,7 +100,7 @@ async def staged(place: str, directory: Path, program: Path, *, signed_in: bool 
         named = {"ANTHROPIC_API_KEY": "${secret:MODEL_KEY}"} if signed_in else {}
         form: dict[str, Any] = {
             "location": place,
-            "command": shlex.quote(str(program)),
+            "command": str(program),
             "workspace": str(workspace),
             "env-json": json.dumps({**given, **named}),
             "langbot-assets-enabled": False,
