@@ -377,16 +377,17 @@ def unread(session: ClaudeSession) -> str:
 
 
 async def test_a_prompt_during_such_work_gets_its_own_end(tmp_path: Path) -> None:
-    """Our rule: the result of work nobody asked for ends no turn of ours."""
+    """Our rule: work nobody asked for ends no turn of ours, and what it goes on to say is no part of the answer."""
     go, more = tmp_path / "go", tmp_path / "more"
     async with opened(tmp_path) as session:
-        await turn(session, f"later {go} holding {more} by itself", "say started")
+        await turn(session, f"later {go} halves {more} by itself |  and on", "say started")
         go.touch()
         await poll(lambda: "by itself" in unread(session))
         await prompted(session, "say asked")
         more.touch()
         events = await until(session, TurnEnded)
-        assert "asked" in text(events)
+        assert [event.text for event in of(events, Notice) if event.code == "coding.late_text"] == ["by itself and on"]
+        assert text(events) == "asked"
         assert ended(events).stop_reason == "end_turn"
 
 
