@@ -191,7 +191,7 @@ class TestSessions:
                 await following(session, lambda event: isinstance(event, TextDelta))
                 proxy.cut()
                 gate.touch()
-                await poll(lambda: b": lost (" in home.log.read_bytes())
+                await poll(lambda: b": no connection (" in home.log.read_bytes())
                 proxy.restore()
                 events = await following(session, lambda event: isinstance(event, TurnEnded))
                 assert text_of(events) == "".join(f"{number} " for number in range(500)) + "after"
@@ -370,7 +370,7 @@ class TestCertificates:
                 home.policy.write_text(plain.replace("[[hubs]]", f"[[hubs]]\n{line}"))
                 home.log.unlink(missing_ok=True)
                 async with running(home):
-                    await poll(lambda: home.log.exists() and b": lost (" in home.log.read_bytes())
+                    await poll(lambda: home.log.exists() and b": no connection (" in home.log.read_bytes())
                     assert await hub.list_daemons() == []
             home.policy.write_text(plain.replace("[[hubs]]", f'[[hubs]]\ncertificate_sha256 = "{front.pin}"'))
             async with running(home), opened(hub) as session:
