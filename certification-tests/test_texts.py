@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
 import string
@@ -17,6 +18,7 @@ from pkg.errors import Refused
 from pkg.identity import Authority
 from pkg.places import place_of
 from pkg.settings import PluginSettings, RunnerSettings, parse
+from tooling import packages
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCALES = ROOT / "ACPAgentRunner" / "pkg" / "locales"
@@ -224,8 +226,8 @@ class TestRendering:
 def test_every_setting_a_text_names_is_in_a_form(language: str) -> None:
     """Our rule: what people are told to change is there, by the name the host stores it under."""
     known = {"coding", *texts.LANGUAGES}
-    for path in ("manifest.yaml", "components/runner/default.yaml"):
-        for field in yaml.safe_load((ROOT / "ACPAgentRunner" / path).read_text(encoding="utf-8"))["spec"]["config"]:
+    for package, path in itertools.product(packages.NAMES, ("manifest.yaml", "components/runner/default.yaml")):
+        for field in yaml.safe_load((ROOT / package / path).read_text(encoding="utf-8"))["spec"]["config"]:
             known |= {field["name"], *(option["name"] for option in field.get("options", []))}
     named = {
         (key, name)

@@ -2,8 +2,8 @@
 """Measure what the product costs, beside its goals. Run by hand on a quiet machine; Linux.
 
 ``python3 scripts/bench.py turn`` measures a turn, ``relay`` the way to an agent on another machine; ``--only`` picks phases,
-``--repeats`` how often each is measured. The exit code is 1 when a number is worse than twice its goal. Needs Python 3.11 or
-newer, git and the package index.
+``--repeats`` how often each is measured, ``turn --agent claude-code`` takes the real Claude Code. The exit code is 1 when a
+number is worse than twice its goal. Needs Python 3.11 or newer, git and the package index.
 """
 
 import sys
@@ -25,7 +25,7 @@ def main() -> int:
         steps.say(str(exc))
         return 2
     sys.path[:0] = [str(ROOT / "ACPAgentRunner"), str(ROOT / "shared")]
-    from benches import phases, relay, table, turn
+    from benches import claude, phases, relay, table, turn
 
     parser = argparse.ArgumentParser(description="Measure what the product costs, beside its goals.")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -35,12 +35,19 @@ def main() -> int:
     }
     for name, (known, usual, text) in benchmarks.items():
         command = commands.add_parser(name, help=text)
-        command.add_argument("--only", action="append", choices=sorted(known), help="measure only this; may be repeated")
+        command.add_argument("--only", action="append", metavar="PHASE", help=f"only this; may be repeated: {', '.join(known)}")
         command.add_argument("--repeats", type=int, default=usual, help=f"repetitions of each (default {usual})")
+        if name == "turn":
+            command.add_argument("--agent", choices=["acp", "claude-code"], default="acp", help="which agent (default: acp)")
     options = parser.parse_args()
     if options.repeats < 1:
         parser.error("--repeats must be at least 1")
     known = benchmarks[options.command][0]
+    if options.command == "turn" and options.agent == "claude-code":
+        known = claude.PHASES
+    for phase in options.only or ():
+        if phase not in known:
+            parser.error(f"no phase {phase}; there are: {', '.join(known)}")
     rows = asyncio.run(phases.measure(known, options.only or list(known), options.repeats, steps.say))
     print(table.render(rows))
     return 0 if table.passed(rows) else 1

@@ -373,6 +373,23 @@ ACP_TERMINALS: Final = 16
 ACP_TERMINAL_BYTES: Final = 1024 * 1024
 """Bytes of a terminal's output kept when the agent names no limit, and the most it may ask for."""
 
+# ---- the Claude Code driver
+
+CLAUDE_CONTROL_SECONDS: Final = 20.0
+"""Seconds for one control request to a running program; it answers in milliseconds, or connects to tool servers meanwhile."""
+
+CLAUDE_END_SECONDS: Final = 1.0
+"""Seconds for ``end_session`` before the program is ended anyway; with background work it takes 0.2."""
+
+CLAUDE_INSTRUCTIONS_CHARS: Final = 40_000
+"""Characters of a workspace's instructions that are passed on; the program itself warns above this size."""
+
+CLAUDE_INSTRUCTIONS_SECONDS: Final = 15.0
+"""Seconds for reading a workspace's instructions in another place before the session goes on without them."""
+
+CLAUDE_IMAGE_BYTES: Final = 5 * 1024 * 1024
+"""Bytes of one picture that the model service takes; a larger one becomes a file."""
+
 # ---- SSH (seconds and bytes)
 
 SSH_ALIVE_INTERVAL: Final = 10.0

@@ -10,12 +10,26 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
+from typing import Protocol
 
 from pkg import limits
 from pkg.errors import AgentDied, CodingError
 from pkg.launch import AgentProcess
 from pkg.redaction import Redactor
-from pkg.rpc_transport import RpcTransport
+
+
+class Output(Protocol):
+    """An agent's output as its reader knows it."""
+
+    @property
+    def ended(self) -> asyncio.Event:
+        """Set when the output has ended."""
+        ...
+
+    @property
+    def reading_since(self) -> float | None:
+        """The loop's time at which the current read began; ``None`` while nothing is being read."""
+        ...
 
 
 def last_lines(text: str, redact: Redactor) -> str:
@@ -37,7 +51,7 @@ def exit_text(code: int) -> str:
 class AgentEnd:
     """Watches one agent; the process itself is its owner's to stop."""
 
-    def __init__(self, process: AgentProcess, transport: RpcTransport, redact: Redactor) -> None:
+    def __init__(self, process: AgentProcess, transport: Output, redact: Redactor) -> None:
         self._process = process
         self._transport = transport
         self._redact = redact

@@ -20,17 +20,18 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from agent import presets
+from demo_chat.packages import PACKAGES, Package
 from demo_chat.person import Lines, Permissions
 from demo_chat.screen import Screen
 from demo_chat.workstation import LONGEST_BLIP, Workstation
 from testkit.sdk_worker import SdkWorker, built, sdk_worker
-from tooling import SetupError, steps
+from tooling import SetupError, packages, steps
 
 SHARED = Path(__file__).resolve().parent.parent
 POLICIES = {
@@ -65,6 +66,13 @@ class Options:
     place: str
     blip: float | None
     """Seconds; ``None`` cuts nothing."""
+    fixture: bool = False
+    """Whether the agent's model is a loopback server."""
+
+    @property
+    def own_package(self) -> Package | None:
+        """The package that drives this agent alone, if there is one."""
+        return PACKAGES.get(self.agent)
 
 
 def options(arguments: Sequence[str]) -> Options:
@@ -78,7 +86,11 @@ def options(arguments: Sequence[str]) -> Options:
         "--policy", choices=POLICIES, default="allow-edits", help="what the agent may do (default: %(default)s)"
     )
     named = ", ".join(f"acp:{name}" for name in presets.PRESETS)
-    parser.add_argument("--agent", help=f"{named}, or a command that speaks ACP (default: {DEMO_AGENT})")
+    own = ", ".join(PACKAGES)
+    parser.add_argument("--agent", help=f"{own}, {named}, or a command that speaks ACP (default: {DEMO_AGENT})")
+    parser.add_argument(
+        "--fixture", action="store_true", help=f"with --agent {own}: the real program, pinned, on a loopback model, no account"
+    )
     parser.add_argument("--say", metavar="TEXT", help="send one message, show the answer and leave; fails unless there is one")
     parser.add_argument(
         "--place",
@@ -104,8 +116,12 @@ def options(arguments: Sequence[str]) -> Options:
         parser.error("--blip cuts the path to a daemon: it needs --place daemon")
     if given.blip is not None and not (math.isfinite(given.blip) and 0 < given.blip <= LONGEST_BLIP):
         parser.error(f"--blip needs a number of seconds, at most {LONGEST_BLIP:g}: a job outlives no longer cut")
+    if given.fixture and given.agent not in PACKAGES:
+        parser.error(f"--fixture needs --agent {own}")
+    if given.agent in PACKAGES and given.place != "local":
+        parser.error(f"--agent {given.agent} is shown beside the plugin only: it needs --place local")
     workspace = given.workspace and given.workspace.resolve()
-    return Options(workspace, given.policy, given.agent or "", given.say, given.place, given.blip)
+    return Options(workspace, given.policy, given.agent or "", given.say, given.place, given.blip, given.fixture)
 
 
 def _is_command(text: str) -> bool:
@@ -183,6 +199,14 @@ def workstation(
         blip=chosen.blip,
         tell=screen.aside,
     )
+
+
+async def own_form(chosen: Options, own: Package, workspace: Path, home: Path, model: Mapping[str, str]) -> dict[str, Any]:
+    """What the runner form of an agent's own package says; ``model`` is the environment of its loopback model, if any."""
+    program = str(await asyncio.to_thread(own.pinned)) if model else own.program
+    kept = environment(chosen, home) | ({"HOME": str(home)} if model else {})
+    accounts = {name: f"${{secret:{name}}}" for name in model or credentials()}
+    return {"command": program, "location": "local", "workspace": str(workspace), "env-json": {**kept, **accounts}}
 
 
 class Interrupts:
@@ -298,7 +322,8 @@ async def converse(chosen: Options, out: TextIO, log: Path, base: Path) -> int:
     """The whole demo; the exit code."""
     screen = Screen(out, color=out.isatty() and os.environ.get("TERM", "dumb") != "dumb")
     workspace = chosen.workspace or Path(tempfile.mkdtemp(prefix="coding-demo-"))
-    asked = chosen.policy == "ask" and sys.stdin.isatty()
+    own = chosen.own_package
+    asked = chosen.policy == "ask" and sys.stdin.isatty() and own is None
     meaning = POLICIES[chosen.policy] if asked or chosen.policy != "ask" else "nobody can be asked here, so it denies"
     print(f"policy {chosen.policy}: {meaning}", file=out)
     print(f"agent {chosen.agent or DEMO_AGENT} in {workspace}", file=out, flush=True)
@@ -314,17 +339,26 @@ async def converse(chosen: Options, out: TextIO, log: Path, base: Path) -> int:
             await stack.enter_async_context(Permissions(screen, lines).listening(gate))
         home = base / "home"
         home.mkdir()
-        command = agent_command(chosen, gate)
+        model = await stack.enter_async_context(own.fixture()) if own is not None and chosen.fixture else {}
+        command = () if own is not None else agent_command(chosen, gate)
         machine = None if chosen.place == "local" else workstation(chosen, command, workspace, home, base, screen)
         if machine is not None:
             machine.prepare()
-        plugin = machine.plugin_form if machine is not None else {"agent-secret-values": json.dumps(credentials())}
-        place = machine.runner_form if machine is not None else local_form(chosen, command, workspace, home)
+        accounts = dict(model) or credentials()
+        plugin = machine.plugin_form if machine is not None else {"agent-secret-values": json.dumps(accounts)}
+        if machine is not None:
+            place = machine.runner_form
+        elif own is not None:
+            place = await own_form(chosen, own, workspace, home, model)
+        else:
+            place = local_form(chosen, command, workspace, home)
+        package = packages.SOURCE if own is None else own.package
         screen.note("building the package and starting it in a worker of the SDK's runtime")
         worker = await stack.enter_async_context(
             sdk_worker(
-                await asyncio.to_thread(built),
+                await asyncio.to_thread(built, package),
                 base / "runtime",
+                name=package,
                 installations={"demo": plugin},
                 # What a hub notes of the jobs of one demo must not fence the daemon of the next.
                 environment={} if machine is None else {"HOME": str(home)},

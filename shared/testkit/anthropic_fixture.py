@@ -38,6 +38,7 @@ from testkit.model_fixture import (
     new_id,
     released,
     serving,
+    speaker,
 )
 
 BODIES: Final = 64
@@ -139,7 +140,8 @@ class AnthropicFixture(ModelFixture):
         if _is_for_summary(asked):
             self.summaries += 1
             return await self._give(request, asked, say(SUMMARY))
-        said = [(message["role"], flat(message.get("content"))) for message in body.get("messages", ())]
+        texts = [(message["role"], flat(message.get("content"))) for message in body.get("messages", ())]
+        said = [(speaker(role, text), text) for role, text in texts]
         script = last_script(said) if asked.tools else None
         if script is None or (play := _PLAY.match(script[1])) is None:
             return await super().answer(request, asked, body)

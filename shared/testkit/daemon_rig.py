@@ -18,10 +18,10 @@ from pkg.daemon_relay import AgentRuntimeDaemonHub
 from pkg.relay_protocol import RelayTimes, daemon_key, format_key
 from pkg.remote_session import RemoteDriver, RemoteSession
 from testkit import hostile_trees
-from testkit.acp_harness import command
 from testkit.relay_rig import TOKEN, WAIT, running_hub
 
 DAEMON_ID = "laptop"
+AGENT = Path(__file__).with_name("scripted_acp_agent.py")
 TIMES = RelayTimes()
 """The product's own: agents are ended within them."""
 
@@ -29,7 +29,17 @@ TIMES = RelayTimes()
 class DaemonHome:
     """One workstation: its policy file, key, workspace and state, below one directory."""
 
-    def __init__(self, directory: Path, url: str, *, token: str = TOKEN, agent: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        url: str,
+        *,
+        token: str = TOKEN,
+        agent: Mapping[str, Any] | None = None,
+        driver: str = "acp",
+        command: Sequence[str] = (),
+    ) -> None:
+        """``agent`` configures the scripted agent; ``driver`` and ``command`` are those of another one."""
         self.directory = directory
         self.workspace = directory / "src"
         self.workspace.mkdir(parents=True)
@@ -41,10 +51,13 @@ class DaemonHome:
         self.log = directory / "daemon.log"
         self.url = url
         self.agent = dict(agent or {})
+        self.driver = driver
+        self.command = tuple(command)
         self.write()
 
     def write(self, extra: str = "", agent_extra: str = "") -> None:
         """(Re)write the policy file; ``extra`` are top-level lines, ``agent_extra`` the agent's."""
+        command = self.command or (sys.executable, "-I", "-S", str(AGENT), json.dumps(self.agent))
         lines = [
             f'daemon_id = "{DAEMON_ID}"',
             f"workspaces = [{json.dumps(str(self.workspace))}]",
@@ -54,8 +67,8 @@ class DaemonHome:
             f"url = {json.dumps(self.url)}",
             'key_file = "laptop.key"',
             "[agents.scripted]",
-            'driver = "acp"',
-            f"command = {json.dumps(list(command(**self.agent)))}",
+            f"driver = {json.dumps(self.driver)}",
+            f"command = {json.dumps(command)}",
             agent_extra,
         ]
         self.policy.write_text("\n".join(lines) + "\n")

@@ -100,8 +100,13 @@ def _anthropic_history(body: Mapping[str, Any]) -> list[tuple[str, str]]:
             results = [block for block in content if block.get("type") == "tool_result"]
             history += [("tool", flat(block.get("content"))) for block in results]
         if text := flat(content):
-            history.append((message["role"], text))
+            history.append((speaker(message["role"], text), text))
     return history
+
+
+def speaker(role: str, text: str) -> str:
+    """Who says this in an Anthropic conversation: Claude Code hands on what people say during a turn as a system message."""
+    return "user" if role == "system" and _SCRIPT.search(text) else role
 
 
 def _responses_history(body: Mapping[str, Any]) -> list[tuple[str, str]]:

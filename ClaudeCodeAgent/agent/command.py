@@ -1,0 +1,141 @@
+"""The program's command line and environment: what every session needs, what the form chooses, and nothing secret.
+
+``SessionSpec.options`` may hold ``model``, ``permission_mode``, ``allowed_tools``, ``disallowed_tools`` (lists of names or
+patterns), ``max_turns``, ``max_budget_usd``, ``trust_workspace`` and ``show_cost``.
+
+A workspace is not trusted unless the form says so: its settings, hooks, plugins and tool servers are left alone
+(``--setting-sources user``, ``--strict-mcp-config``, hooks off). Keys that the program reads from a descriptor are handed to
+it on stdin before it starts, through a line of POSIX shell, so that they are in no environment and the commands it runs
+cannot read them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import types
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pkg.agent_api import Json, SessionSpec
+from pkg.errors import SettingsError
+from pkg.lenient import as_float, as_int, as_list, as_str
+
+PROGRAM: Final = "claude"
+
+_FIXED: Final = (
+    "-p",
+    *("--input-format", "stream-json", "--output-format", "stream-json", "--verbose"),
+    "--include-partial-messages",
+    *("--permission-prompt-tool", "stdio"),
+    *("--system-prompt-snapshot", "off"),
+)
+_ENVIRONMENT: Final[Mapping[str, str]] = types.MappingProxyType(
+    {
+        "CLAUDE_CODE_SDK_READS_SESSION_STATE": "1",  # tells when it is idle
+        "CLAUDE_CODE_DISABLE_AUTO_MEMORY": "1",  # one memory per directory would be shared by everybody who works there
+        "DISABLE_AUTOUPDATER": "1",
+    }
+)
+_DESCRIPTORS: Final[Mapping[str, tuple[str, int]]] = types.MappingProxyType(
+    {
+        "ANTHROPIC_API_KEY": ("CLAUDE_CODE_API_KEY_FILE_DESCRIPTOR", 8),
+        "CLAUDE_CODE_OAUTH_TOKEN": ("CLAUDE_CODE_OAUTH_TOKEN_FILE_DESCRIPTOR", 9),
+    }
+)
+"""Variables whose value the program also reads from a descriptor, and the descriptor used for each."""
+_CREDENTIALS: Final = frozenset({*_DESCRIPTORS, "ANTHROPIC_AUTH_TOKEN"})
+_ELSEWHERE: Final = re.compile(r"CLAUDE_CODE_USE_(?:BEDROCK|VERTEX|FOUNDRY)$")
+
+RESERVED: Final = frozenset(
+    {
+        *("-p", "--print", "--input-format", "--output-format", "--permission-prompt-tool", "--permission-prompts"),
+        *("-c", "--continue", "-r", "--resume", "--session-id", "--fork-session", "--no-session-persistence", "--from-pr"),
+        *("--resume-session-at", "--teleport", "--remote", "--worktree", "-w", "--tmux", "--bg", "--background"),
+        *("--system-prompt-snapshot", "--replay-user-messages", "--setting-sources", "--settings", "--strict-mcp-config"),
+        *("--dangerously-skip-permissions", "--allow-dangerously-skip-permissions", "--permission-mode"),
+        *("--mcp-config", "--sdk-url", "--ide", "-h", "--help", "-v", "--version", "--"),
+    }
+)
+"""Arguments of the program that would break what the runner says to it, or that have a field of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How the program is started, and what is written to its stdin before anything else."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    first: bytes
+    credentials: bool
+    """Whether the form has credentials for it, so that its own sign-in does not matter."""
+
+    def __repr__(self) -> str:
+        return f"Start({self.argv!r})"
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Raises :class:`pkg.errors.SettingsError` for ``args-json`` that would break the protocol or be taken for a prompt."""
+    for index, argument in enumerate(arguments):
+        name = argument.split("=", 1)[0]
+        if name in RESERVED or (index == 0 and not argument.startswith("-")):
+            raise SettingsError(
+                "coding.setting_invalid", field="args-json", problem="problem.argument_reserved", argument=name[:80] or '""'
+            )
+
+
+def valid_session_id(text: str) -> bool:
+    """Whether a stored id can be one of the program's; anything else it would look up as a title."""
+    try:
+        return str(uuid.UUID(text)) == text.lower()
+    except ValueError:
+        return False
+
+
+def start(spec: SessionSpec, session_id: str, *, resume: bool) -> Start:
+    """The start of a program for this session."""
+    options = spec.options
+    trusted = options.get("trust_workspace") is True
+    argv = [*(spec.command or (PROGRAM,)), *_FIXED]
+    if trusted:
+        argv += ["--setting-sources", "user,project,local"]
+    else:
+        settings = json.dumps({"disableAllHooks": True}, separators=(",", ":"))
+        argv += ["--setting-sources", "user", "--strict-mcp-config", "--settings", settings]
+    argv += ["--permission-mode", as_str(options.get("permission_mode")) or "default"]
+    if model := as_str(options.get("model")):
+        argv += ["--model", model]
+    if turns := as_int(options.get("max_turns")):
+        argv += ["--max-turns", str(turns)]
+    if budget := as_float(options.get("max_budget_usd")):
+        argv += ["--max-budget-usd", f"{budget:g}"]
+    for flag, name in (("--allowedTools", "allowed_tools"), ("--disallowedTools", "disallowed_tools")):
+        if tools := _names(options.get(name)):
+            argv += [flag, ",".join(tools)]
+    argv.append(f"--resume={session_id}" if resume else f"--session-id={session_id}")
+    env = {**_ENVIRONMENT, **spec.env}
+    credentials = any(env.get(name) for name in _CREDENTIALS) or any(_ELSEWHERE.match(name) for name in env)
+    return _with_descriptors(tuple(argv), env, credentials)
+
+
+def _names(value: Json) -> list[str]:
+    return [text for item in as_list(list(value) if isinstance(value, tuple) else value) if (text := as_str(item).strip())]
+
+
+def _with_descriptors(argv: tuple[str, ...], env: dict[str, str], credentials: bool) -> Start:
+    """Move what can be read from a descriptor out of the environment."""
+    script, first = "", b""
+    for name, (variable, descriptor) in _DESCRIPTORS.items():
+        value = env.get(name, "")
+        if not value or "\n" in value or "\r" in value or variable in env:
+            continue
+        del env[name]
+        env[variable] = str(descriptor)
+        first += value.encode() + b"\n"
+        script += f"IFS= read -r k || exit 1\nexec {descriptor}<<K\n$k\nK\nunset k\n"
+    if not script:
+        return Start(argv, types.MappingProxyType(env), b"", credentials)
+    wrapped = ("/bin/sh", "-c", script + 'exec "$@"', PROGRAM, *argv)
+    return Start(wrapped, types.MappingProxyType(env), first, credentials)

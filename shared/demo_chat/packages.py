@@ -1,0 +1,63 @@
+"""The packages that drive one agent, as the demo starts them: which program, and which loopback model for it.
+
+With ``--fixture`` the real program runs without an account: its model is a server of this process that has no language model.
+It repeats what it is told, and does what a script in double square brackets says (``[[ run ls ;; say done ]]``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from aiohttp import web
+
+from testkit.anthropic_fixture import AnthropicFixture, say
+from testkit.model_fixture import Asked, flat, last_script, serving
+from tooling import agents
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """One package of its own agent."""
+
+    package: str
+    program: str
+    """What its program is called where it is installed."""
+    pinned: Callable[[], Path]
+    """The pinned program, installed first if need be. Raises :class:`tooling.SetupError`."""
+    fixture: Callable[[], AbstractAsyncContextManager[Mapping[str, str]]]
+    """The loopback model while it runs: the environment with which the program talks to it alone."""
+
+
+class Parrot(AnthropicFixture):
+    """A model that repeats what it is told where no script says otherwise."""
+
+    async def answer(self, request: web.Request, asked: Asked, body: Mapping[str, Any]) -> web.StreamResponse:
+        """Answer a model call."""
+        said = [(message["role"], flat(message.get("content"))) for message in body.get("messages", ())]
+        if not asked.tools or last_script(said) is not None:
+            return await super().answer(request, asked, body)
+        words = [text for role, text in said if role == "user" and text.strip()]
+        last = words[-1].rsplit("</host-context>", 1)[-1].strip() if words else ""
+        return await self._give(request, asked, say(f"(a loopback model, no language model) You said: {last[:2000]}"))
+
+
+@contextlib.asynccontextmanager
+async def _claude_fixture() -> AsyncIterator[Mapping[str, str]]:
+    async with serving(Parrot()) as fixture:
+        yield fixture.environment()
+
+
+def _claude() -> Path:
+    agents.CLAUDE_CODE.ensure()
+    return agents.claude_code()
+
+
+PACKAGES: Final[Mapping[str, Package]] = {
+    "claude-code": Package("ClaudeCodeAgent", "claude", _claude, _claude_fixture),
+}
+"""By what ``--agent`` calls it."""
