@@ -48,6 +48,29 @@ def test_claude_code_without_a_sign_in_says_what_to_do(claude_program: Path, tmp
     assert "`claude auth login`" in done.stdout, done.stdout
 
 
+@pytest.mark.real_codex
+def test_codex_answers_without_an_account(tmp_path: Path) -> None:
+    """The real program, built package and real worker: a sentence is repeated, and a script acts in the workspace."""
+    options = ("--agent", "codex", "--fixture", "--workspace", str(tmp_path))
+    done = demo(*options, "--say", "Good morning.")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "You said: Good morning." in done.stdout
+    done = demo(*options, "--policy", "allow-edits", "--say", "please [[ add made.txt | hi ;; say I made it ]]")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "I made it" in done.stdout and (tmp_path / "made.txt").read_text() == "hi\n"
+
+
+@pytest.mark.real_codex
+def test_codex_without_a_sign_in_says_what_to_do(codex_program: Path, tmp_path: Path) -> None:
+    """On a machine without an account: the command, the machine, and the exit code of a message without an answer."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "codex").symlink_to(codex_program)
+    path = os.pathsep.join((str(tmp_path / "bin"), os.environ["PATH"]))
+    done = demo("--agent", "codex", "--say", "hello", PATH=path, HOME=str(tmp_path))
+    assert done.returncode == 1
+    assert "`codex login`" in done.stdout, done.stdout
+
+
 def test_claude_code_that_is_not_installed_says_so(tmp_path: Path) -> None:
     """The name that was looked for, and what to do."""
     done = demo("--agent", "claude-code", "--say", "hello", PATH="/usr/bin:/bin", HOME=str(tmp_path))

@@ -7,6 +7,7 @@ It repeats what it is told, and does what a script in double square brackets say
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from aiohttp import web
 
 from testkit.anthropic_fixture import AnthropicFixture, say
 from testkit.model_fixture import Asked, flat, last_script, serving
+from testkit.responses_fixture import ResponsesFixture, codex_home
+from testkit.responses_fixture import serving as responses_serving
 from tooling import agents
 
 
@@ -57,7 +60,29 @@ def _claude() -> Path:
     return agents.claude_code()
 
 
+class CodexParrot(ResponsesFixture):
+    """The same for Codex."""
+
+    def unscripted(self, text: str) -> str:
+        """The answer to a message without a script."""
+        return f"(a loopback model, no language model) You said: {text.rsplit('</host-context>', 1)[-1].strip()[:2000]}"
+
+
+@contextlib.asynccontextmanager
+async def _codex_fixture() -> AsyncIterator[Mapping[str, str]]:
+    with tempfile.TemporaryDirectory(prefix="demo-codex-") as home:
+        async with responses_serving(CodexParrot()) as fixture:
+            account = codex_home(Path(home), fixture.url)
+            yield {name: account[name] for name in ("CODEX_HOME", "FIXTURE_API_KEY")}
+
+
+def _codex() -> Path:
+    agents.CODEX.ensure()
+    return agents.codex()
+
+
 PACKAGES: Final[Mapping[str, Package]] = {
     "claude-code": Package("ClaudeCodeAgent", "claude", _claude, _claude_fixture),
+    "codex": Package("CodexAgent", "codex", _codex, _codex_fixture),
 }
 """By what ``--agent`` calls it."""

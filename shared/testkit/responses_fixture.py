@@ -238,13 +238,17 @@ class ResponsesFixture:
             self.gone += 1
         return response
 
+    def unscripted(self, text: str) -> str:
+        """The answer to a user message without a script."""
+        return f"echo: {text[-300:]}"
+
     def _step(self, body: Mapping[str, Any]) -> tuple[str, str]:
         """The step that answers a request, and what names its script."""
         items = [item for item in body.get("input") or () if isinstance(item, dict)]
         users = [(at, _text(item)) for at, item in enumerate(items) if item.get("role") == "user"]
         scripted = [(at, found[-1]) for at, text in users if (found := _SCRIPT.findall(text))]
         if not scripted:
-            return f"say echo: {users[-1][1][-300:] if users else ''}", ""
+            return f"say {self.unscripted(users[-1][1] if users else '')}", ""
         at, script = scripted[-1]
         after = [text for place, text in users if place > at and not text.startswith("<")]
         results = [_output(item) for item in items[at + 1 :] if str(item.get("type", "")).endswith("_output")]
@@ -355,7 +359,13 @@ async def _until(path: Path | None, request: web.Request) -> bool:
 @contextlib.asynccontextmanager
 async def responses_fixture() -> AsyncIterator[ResponsesFixture]:
     """A server on a free loopback port, gone afterwards with every answer it still holds."""
-    fixture = ResponsesFixture()
+    async with serving(ResponsesFixture()) as fixture:
+        yield fixture
+
+
+@contextlib.asynccontextmanager
+async def serving(fixture: ResponsesFixture) -> AsyncIterator[ResponsesFixture]:
+    """The same for a server of another kind."""
     runner = web.AppRunner(fixture.application(), access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     try:
