@@ -2,7 +2,7 @@
 
 The last script ``[[ step ;; step ]]`` of a user message decides: step *n* answers the model call that has *n* tool results
 after that message; when the steps are used up, the answer is ``done: `` and the end of the last result. Without a script the
-answer is ``echo: `` and the message. Only requests that carry :data:`KEY` are answered; everything else gets 401. Steps:
+answer is ``echo: `` and the message. Only requests with a known key (:data:`KEY`) are answered, others get 401. Steps:
 
 - ``say TEXT``, ``slow COUNT SECONDS``, ``huge BYTES``: a message; ``recall``: what earlier user messages say;
 - ``hold PATH``: ``holding``, then nothing until a file exists at the path, then ``released``;
@@ -21,6 +21,7 @@ import contextlib
 import itertools
 import json
 import re
+import subprocess
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -29,7 +30,7 @@ from typing import Any, Final
 from aiohttp import web
 
 KEY: Final = "sk-fake-canary-7c20de"
-"""The only credential the server takes. It opens nothing else; tests also use it to find leaks."""
+"""The credential the server takes. It opens nothing else; tests also use it to find leaks."""
 BODY_BYTES: Final = 64 * 1024 * 1024
 HOLD_SECONDS: Final = 90.0
 REQUESTS: Final = 2000
@@ -188,8 +189,12 @@ class ResponsesFixture:
     def __init__(self) -> None:
         self.url = ""
         """``http://127.0.0.1:PORT``, without a path."""
+        self.keys: set[str] = {KEY}
+        """The keys that are taken."""
         self.bodies: deque[Mapping[str, Any]] = deque(maxlen=BODIES)
-        """The newest requests with the key, whole, in order."""
+        """The newest requests with a key, whole, in order."""
+        self.bearers: deque[str] = deque(maxlen=BODIES)
+        """The key that each of them came with."""
         self.refused = 0
         """Requests without the key."""
         self.gone = 0
@@ -212,13 +217,15 @@ class ResponsesFixture:
         self._count += 1
         if self._count > REQUESTS:
             return _error(400, "too many requests of one test run")
-        if request.headers.get("Authorization") != f"Bearer {KEY}":
+        key = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if key not in self.keys:
             self.refused += 1
             return _error(401, "a key that is not the fixture's")
         if not request.path.endswith("/responses"):
             return _error(404, "not a model's path")
         body = await request.json()
         self.bodies.append(body)
+        self.bearers.append(key)
         step, key = self._step(body)
         verb, _, rest = step.partition(" ")
         if verb == "http":
@@ -393,7 +400,7 @@ apps = false
 name = "fixture"
 base_url = "{url}/v1"
 wire_api = "responses"
-env_key = "FIXTURE_API_KEY"
+{sign_in}
 {retries}
 """
 """A home's settings whose only model is the fixture. Neither approvals nor the sandbox are set: that is the driver's to do."""
@@ -401,10 +408,21 @@ env_key = "FIXTURE_API_KEY"
 NO_RETRIES: Final = "request_max_retries = 0\nstream_max_retries = 0"
 
 
-def codex_home(home: Path, url: str, *, model: str = "gpt-5.5", retries: str = NO_RETRIES, key: str = KEY) -> dict[str, str]:
-    """Make ``home`` an account whose model is the server at ``url``; returns the environment of a session in it."""
+def codex_home(
+    home: Path, url: str, *, model: str = "gpt-5.5", retries: str = NO_RETRIES, key: str = KEY, sign_in: str = ""
+) -> dict[str, str]:
+    """Make ``home`` an account whose model is the server at ``url``; returns the environment of a session in it.
+
+    The key is in the environment, or in the account's own sign-in with ``sign_in``, which is the real program.
+    """
     directory = home / ".codex"
     for each in (home, directory, home / "tmp"):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (directory / "config.toml").write_text(CONFIG.format(url=url, model=model, retries=retries))
-    return {"HOME": str(home), "CODEX_HOME": str(directory), "TMPDIR": str(home / "tmp"), "FIXTURE_API_KEY": key}
+    way = "requires_openai_auth = true" if sign_in else 'env_key = "FIXTURE_API_KEY"'
+    (directory / "config.toml").write_text(CONFIG.format(url=url, model=model, retries=retries, sign_in=way))
+    environment = {"HOME": str(home), "CODEX_HOME": str(directory), "TMPDIR": str(home / "tmp")}
+    if not sign_in:
+        return {**environment, "FIXTURE_API_KEY": key}
+    command = [sign_in, "login", "--with-api-key"]
+    subprocess.run(command, env=environment, input=key.encode(), capture_output=True, check=True, timeout=60)
+    return environment
