@@ -228,8 +228,7 @@ async def test_codex_auth_and_resume_continuity(place: str, directory: Path, cod
             before = account.stored
             await account.killed()
             recalled = await account.run("[[ recall ]]")
-            assert recalled.text.startswith("recalled: "), recalled.text
-            assert recalled.text.endswith(f"remember {words[account.uid]}"), recalled.text
+            assert recalled.shown[-1:] == [f"recalled: remember {words[account.uid]}"], recalled.text
             assert account.model.bearers[-1] == account.key
             assert account.stored == before
             results += recalled.results
@@ -299,7 +298,7 @@ def linked_home(one: Account, other: Account) -> None:
 
 @pytest.mark.parametrize("arrange", [linked_sessions, linked_home])
 @pytest.mark.parametrize("place", PLACES)
-async def test_session_guard_lets_one_process_write_a_session_at_a_time(
+async def test_session_guard_serialization(
     place: str, arrange: Callable[[Account, Account], None], directory: Path, codex_program: Path
 ) -> None:
     """Our rule: a session is locked by its real path, so two workers, or two daemons, never write it at once.
@@ -317,6 +316,7 @@ async def test_session_guard_lets_one_process_write_a_session_at_a_time(
         refused = await other.run("INTRUDER [[ say mine ]]")
         assert (refused.text.splitlines()[0], refused.reason) == (BUSY, "error")
         assert "coding.session_busy" in refused.log
+        assert other.worker.host(other.uid).state == {}, "another session took its place"
         gate.touch()
         await until_shown(stream, "released")
         await stream.aclose()

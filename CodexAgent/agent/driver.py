@@ -96,13 +96,13 @@ class CodexDriver:
 
 async def _started(spec: SessionSpec, launcher: Launcher, deadline: float) -> AgentProcess:
     arguments = spec.command[1:]
-    found = spec.command[0]
+    found, env = spec.command[0], spec.env
     if launcher.local:
-        home.prepared(spec.env)
-        env = runtime_support.child_environment(spec.env)
-        found = program.native(runtime_support.find_executable(found, env["PATH"], cwd=Path(spec.cwd)))
+        env = home.environment(spec.env, home.prepared(spec.env))
+        path = runtime_support.child_environment(env)["PATH"]
+        found = program.native(runtime_support.find_executable(found, path, cwd=Path(spec.cwd)))
     line = program.command_line(found, arguments)
-    command = Command(line if launcher.local else program.elsewhere(line), spec.cwd, spec.env)
+    command = Command(line if launcher.local else program.elsewhere(line), spec.cwd, env)
     try:
         async with asyncio.timeout_at(deadline):
             return await launcher.start(command)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -192,6 +193,23 @@ class TestSandbox:
         script = f"run (echo > /dev/tcp/127.0.0.1/{port}) && echo REACHED ;; say x"
         await judged(codex, "allow-all", script, options={"network": network})
         assert ("\\nREACHED" in codex.model.shown) is reached
+
+    async def test_an_account_below_the_temporary_directory_has_a_working_sandbox(self, codex: Codex, tmp_path: Path) -> None:
+        """Codex 0.171 refuses to put its helpers there; such an account gets a temporary directory of its own."""
+        home = tmp_path / "account"
+        home.mkdir()
+        environment = {**codex.environment(), "CODEX_HOME": str(home)}
+        del environment["TMPDIR"]
+        (home / "config.toml").write_text((codex.place / "home" / ".codex" / "config.toml").read_text())
+        spec = dataclasses.replace(codex.spec(policy="allow-all"), env=environment)
+        session = await codex.driver.open(spec, codex.launcher)
+        try:
+            await asyncio.gather(*session._side)
+            events = await turn(session, "[[ run touch made ;; say x ]]")
+        finally:
+            await session.close()
+        assert "coding.sandbox_unusable" not in [event.code for event in of(events, Notice)]
+        assert (codex.workspace / "made").exists()
 
     @pytest.mark.skipif(shutil.which("setpriv") is None or os.getuid() != 0, reason="takes capabilities away with setpriv")
     async def test_where_it_cannot_work_it_says_so(self, codex: Codex) -> None:

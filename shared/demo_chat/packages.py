@@ -65,7 +65,7 @@ class CodexParrot(ResponsesFixture):
 
     def unscripted(self, text: str) -> str:
         """The answer to a message without a script."""
-        return f"(a loopback model, no language model) You said: {text.rsplit('</host-context>', 1)[-1].strip()[:2000]}"
+        return f"(a loopback model, no language model) You said: {text[:2000]}"
 
 
 @contextlib.asynccontextmanager

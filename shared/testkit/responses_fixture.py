@@ -46,6 +46,7 @@ USAGE: Final = {
 """What every answer costs."""
 
 _SCRIPT: Final = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
+_HOST: Final = re.compile(r"<host-context>.*?</host-context>", re.DOTALL)
 _WORDS: Final = re.compile(r"\S+\s*|\s+")
 _CODES: Final = {"401": "invalid_api_key", "404": "model_not_found", "429": "rate_limit_exceeded"}
 _ids = itertools.count(1)
@@ -252,7 +253,7 @@ class ResponsesFixture:
     def _step(self, body: Mapping[str, Any]) -> tuple[str, str]:
         """The step that answers a request, and what names its script."""
         items = [item for item in body.get("input") or () if isinstance(item, dict)]
-        users = [(at, _text(item)) for at, item in enumerate(items) if item.get("role") == "user"]
+        users = [(at, _HOST.sub("", _text(item)).strip()) for at, item in enumerate(items) if item.get("role") == "user"]
         scripted = [(at, found[-1]) for at, text in users if (found := _SCRIPT.findall(text))]
         if not scripted:
             return f"say {self.unscripted(users[-1][1] if users else '')}", ""
