@@ -55,11 +55,12 @@ class Place:
         return {**form, **{name.replace("_", "-"): value for name, value in fields.items()}}
 
     def programs(self) -> set[int]:
-        """The processes below the package's worker that are Codex itself."""
+        """The app-servers below the package's worker; what they start is the same program."""
         found = set()
         for pid, _ in langbot_host.descendants(self.host.worker(NAME)):
             with contextlib.suppress(OSError):
-                if Path(f"/proc/{pid}/exe").readlink().name == "codex":
+                own = Path(f"/proc/{pid}/exe").readlink().name == "codex"
+                if own and b"app-server" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
                     found.add(pid)
         return found
 
@@ -182,4 +183,7 @@ async def test_a_message_while_codex_works_is_taken_into_the_turn(place: Place) 
         await asyncio.sleep(PULLED)
         gate.touch()
         await chat.until(lambda: any("heard:" in each.text for each in chat.bubbles), BOUND)
-        assert "also the pears" in "\n".join(each.text for each in chat.bubbles)
+        await chat.rest()
+    histories = [path.read_text() for path in (place.workspace.parent / "home").rglob("rollout-*.jsonl")]
+    (mine,) = [history for history in histories if "also the pears" in history]
+    assert mine.count('"payload":{"type":"task_started"') == 1, "one turn took both messages"
