@@ -74,7 +74,7 @@ class CodexDriver:
 
     async def _session(self, attempt: Opening, spec: SessionSpec, launcher: Launcher) -> CodexSession:
         """The open session of an app-server that has shaken hands; what it takes is given back where that fails."""
-        server, sandbox = attempt.server, opening.sandbox_of(spec.options)
+        server, sandbox = attempt.server, opening.sandbox_of(spec.options, spec.policy)
         async with contextlib.AsyncExitStack() as held:
             tools = await _host_tools(attempt, launcher)
             if tools is not None:

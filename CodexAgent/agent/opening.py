@@ -36,6 +36,7 @@ LANGBOT: Final = "langbot_agent"
 SANDBOXES: Final = ("read-only", "workspace-write", "danger-full-access")
 SANDBOX: Final = "workspace-write"
 """What holds unless something else is chosen."""
+READ_ONLY: Final = "read-only"
 FULL_ACCESS: Final = "danger-full-access"
 
 EXCLUDED: Final = ("*KEY*", "*TOKEN*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*CREDENTIAL*", "LANGBOT_*")
@@ -52,8 +53,8 @@ def approval_policy(policy: str, sandbox: str) -> str:
     """What Codex is told, so that everything that needs a decision is asked and nothing else.
 
     ``ask`` and ``deny`` must see every action: only ``untrusted`` asks for what the sandbox would let pass. Under
-    ``allow-edits`` and ``allow-all`` the sandbox decides what may happen unasked (``on-request`` asks to leave it); where there
-    is none, ``allow-edits`` has to see everything, too.
+    ``allow-edits`` and ``allow-all`` the sandbox (:func:`sandbox_of`) decides what may happen unasked, ``on-request`` asks to
+    leave it; where there is none, ``allow-edits`` has to see everything, too.
     """
     match policy:
         case "ask" | "deny":
@@ -79,10 +80,15 @@ class Opened:
     notices: list[Notice] = field(default_factory=list)
 
 
-def sandbox_of(options: Mapping[str, Json]) -> str:
-    """The sandbox mode among a spec's options; the safe default for anything unknown."""
+def sandbox_of(options: Mapping[str, Json], policy: str) -> str:
+    """The sandbox mode for a spec's options and policy; the safe default for anything unknown.
+
+    Under ``allow-edits`` commands may only look: inside a writable sandbox Codex (0.171) runs them, and applies every patch,
+    unasked. In a read-only one each patch is asked about, and nothing else has an effect.
+    """
     wanted = options.get("sandbox")
-    return wanted if isinstance(wanted, str) and wanted in SANDBOXES else SANDBOX
+    chosen = wanted if isinstance(wanted, str) and wanted in SANDBOXES else SANDBOX
+    return READ_ONLY if policy == "allow-edits" and chosen == SANDBOX else chosen
 
 
 def mcp_server_config(servers: Sequence[McpServer], *, bridge: str, local: bool) -> tuple[dict[str, dict[str, Any]], list[str]]:
@@ -210,7 +216,7 @@ class Opening:
 
     def _params(self, own: Mapping[str, Any], provider: Mapping[str, Any]) -> dict[str, Any]:
         spec, options = self.spec, self.spec.options
-        sandbox = sandbox_of(options)
+        sandbox = sandbox_of(options, spec.policy)
         given = [server for server in spec.mcp_servers if not (self.bridged and server.name == LANGBOT)]
         servers, self._skipped = mcp_server_config(given, bridge=as_str(options.get("bridge")), local=self._local)
         policy = as_dict(own.get("shell_environment_policy"))

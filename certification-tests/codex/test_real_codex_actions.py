@@ -85,23 +85,17 @@ class TestPolicies:
         assert text(events) == "done"
         assert list(codex.workspace.iterdir()) == []
 
-    async def test_allow_edits_edits_the_workspace_and_leaves_the_sandbox_on(self, codex: Codex) -> None:
-        """Patches and sandboxed commands pass; leaving the sandbox is asked about, and denied."""
+    @pytest.mark.parametrize("sandbox", ["workspace-write", "read-only"])
+    async def test_allow_edits_edits_the_workspace_and_nothing_else(self, sandbox: str, codex: Codex) -> None:
+        """Each patch is asked about and allowed inside the workspace, unless it makes programs run commands; commands look."""
+        (codex.workspace / "old.txt").write_text("the word is heron\n")
         outside = codex.place / "outside.txt"
-        events = await judged(
-            codex, "allow-edits", f"add new.txt | hello ;; run cat new.txt ;; escalate touch {outside} ;; say done"
-        )
-        assert (codex.workspace / "new.txt").read_text() == "hello\n"
-        assert [finished.status for finished in of(events, ToolFinished)] == ["completed", "completed", "cancelled"]
-        assert [asked.command for asked in of(events, ApprovalRequested)] == [f"touch {outside}"]
-        assert not outside.exists()
-
-    async def test_allow_edits_in_a_read_only_sandbox_asks_for_each_edit(self, codex: Codex) -> None:
-        """And allows those inside the workspace, none outside."""
-        outside = codex.place / "outside.txt"
-        script = f"add new.txt | hello ;; add {outside} | no ;; say done"
-        events = await judged(codex, "allow-edits", script, options={"sandbox": "read-only"})
-        assert [asked.kind for asked in of(events, ApprovalRequested)] == ["edit", "edit"]
+        steps = ["add new.txt | hello", f"add {outside} | no", "add .envrc | export NO=1", "run cat old.txt", "run touch made"]
+        script = " ;; ".join([*steps, f"escalate touch {outside}", "say done"])
+        events = await judged(codex, "allow-edits", script, options={"sandbox": sandbox})
+        assert [asked.kind for asked in of(events, ApprovalRequested)] == ["edit", "edit", "edit", "execute"]
+        assert "the word is heron" in codex.model.shown
+        assert {path.name for path in codex.workspace.iterdir()} == {"old.txt", "new.txt"}
         assert (codex.workspace / "new.txt").read_text() == "hello\n"
         assert not outside.exists()
 
