@@ -61,7 +61,7 @@ class CodexDriver:
             server.peer.start()
             # An empty directory or ``~`` only has a meaning in its place.
             spec = dataclasses.replace(spec, cwd=process.directory)
-            place = Place(" ".join((spec.command[0], "login")), launcher.label)
+            place = Place(f"{Path(spec.command[0]).name} login", launcher.label)
             attempt = Opening(spec, server, local=launcher.local, place=place)
             try:
                 await attempt.handshake(min(spec.initialize_timeout, max(deadline - loop.time(), 0.001)))

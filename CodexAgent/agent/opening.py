@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.failures import Place, detail_of, is_busy_thread, is_missing_thread
-from agent.peer import RpcError
+from agent.peer import INTERNAL_ERROR, RpcError
 from agent.server import AppServer
 from pkg import limits, mcp_stdio_shim
 from pkg.agent_api import Json, McpServer, Notice, SessionSpec
@@ -193,9 +193,11 @@ class Opening:
         """The thread, resumed or fresh. Raises :class:`pkg.errors.CodingError`."""
         spec = self.spec
         answers = await asyncio.gather(self._asked("config/read", {"cwd": spec.cwd}), self._asked("account/read", {}))
-        own, account = as_dict(answers[0].get("config")), answers[1]
+        own, account = as_dict(as_dict(answers[0]).get("config")), as_dict(answers[1])
         provider: dict[str, Any] = {}
-        if account.get("requiresOpenaiAuth") is True and account.get("account", False) is None:
+        # Where Codex (0.171) cannot load the account's settings it speaks of its own provider's account instead.
+        signed_out = account.get("requiresOpenaiAuth") is True and account.get("account", False) is None
+        if signed_out and answers[0] is not None:
             provider = key_provider(spec.env, own)
             if not provider:
                 raise SessionUnavailable("coding.agent_login_required", command=self.place.login, machine=self.place.machine)
@@ -247,7 +249,7 @@ class Opening:
 
     async def _has_tools(self, thread_id: str) -> bool:
         """Whether a stored thread has been given all of LangBot's tools: Codex keeps them in its history's first line."""
-        read = await self._asked("thread/read", {"threadId": thread_id})
+        read = as_dict(await self._asked("thread/read", {"threadId": thread_id}))
         path = as_str(as_dict(read.get("thread")).get("path"))
         given = await asyncio.to_thread(_tools_of_rollout, path) if path and self._local else frozenset()
         return {as_str(tool.get("name")) for tool in self.offered} <= given
@@ -282,12 +284,12 @@ class Opening:
 
     # ---- calls
 
-    async def _asked(self, method: str, params: Json) -> dict[str, Any]:
-        """The answer to something that versions may lack: empty where it is refused."""
+    async def _asked(self, method: str, params: Json) -> dict[str, Any] | None:
+        """The answer to something that versions may lack: empty where it is refused, ``None`` where Codex fails over it."""
         try:
             return as_dict(await self._call(method, params))
-        except RpcError:
-            return {}
+        except RpcError as exc:
+            return None if exc.code == INTERNAL_ERROR else {}
 
     async def _call(self, method: str, params: Json, timeout: float = 0.0) -> Json:
         seconds = timeout or self.spec.initialize_timeout

@@ -202,7 +202,7 @@ class TestTrouble:
             async with opened(tmp_path, {"account": account}):
                 pass
         assert caught.value.code == "coding.agent_login_required"
-        assert caught.value.params["command"].endswith("codex login")
+        assert caught.value.params["command"] == "codex login"
         assert caught.value.params["machine"]
 
     async def test_a_key_in_the_environment_signs_in_without_being_written_down(self, tmp_path: Path) -> None:

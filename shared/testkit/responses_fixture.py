@@ -10,8 +10,8 @@ answer is ``echo: `` and the message. Only requests with a known key (:data:`KEY
 - ``run COMMAND``: a call of the shell tool, ``escalate COMMAND`` one that asks to leave the sandbox;
 - ``add FILE | TEXT``, ``change FILE | OLD | NEW``: a patch; ``custom NAME TEXT``: any freeform tool (``\\n`` is a newline);
 - ``call NAME JSON``: a function call; ``NAMESPACE/NAME`` for one in a namespace;
-- ``http STATUS``, ``httpn STATUS COUNT``: an HTTP error, always or the first times; ``failed CODE | MESSAGE``: a failed
-  response; ``drop``: the stream is cut; ``hang``: nothing more comes.
+- ``http STATUS``, ``http STATUS SECONDS``: an HTTP error, the second with a ``Retry-After``; ``httpn STATUS COUNT``: one the
+  first times; ``failed CODE | MESSAGE``: a failed response; ``drop``: the stream is cut; ``hang``: nothing more comes.
 """
 
 from __future__ import annotations
@@ -230,7 +230,8 @@ class ResponsesFixture:
         step, key = self._step(body)
         verb, _, rest = step.partition(" ")
         if verb == "http":
-            return _error(int(rest.split()[0]), "the fixture refuses this request")
+            status, _, seconds = rest.partition(" ")
+            return _error(int(status), "the fixture refuses this request", **({"Retry-After": seconds} if seconds else {}))
         if verb == "httpn":
             status, times = rest.split()
             self._tries[key] += 1
@@ -348,9 +349,9 @@ class ResponsesFixture:
             await stream.say(f"apply_patch is not offered, only: {', '.join(sorted(offered))}")
 
 
-def _error(status: int, message: str) -> web.Response:
+def _error(status: int, message: str, **headers: str) -> web.Response:
     error = {"message": message, "type": "fixture_error", "code": _CODES.get(str(status), "server_error")}
-    return web.json_response({"error": error}, status=status)
+    return web.json_response({"error": error}, status=status, headers=headers)
 
 
 async def _until(path: Path | None, request: web.Request) -> bool:
