@@ -7,7 +7,6 @@ It repeats what it is told, and does what a script in double square brackets say
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from aiohttp import web
 
 from testkit.anthropic_fixture import AnthropicFixture, say
 from testkit.model_fixture import Asked, flat, last_script, serving
-from testkit.responses_fixture import ResponsesFixture, codex_home
+from testkit.responses_fixture import KEY_VARIABLE, ResponsesFixture, codex_home
 from testkit.responses_fixture import serving as responses_serving
 from tooling import agents
 
@@ -28,16 +27,24 @@ class Package:
     """One package of its own agent."""
 
     package: str
+    driver: str
+    """What a policy file calls its driver."""
     program: str
     """What its program is called where it is installed."""
     pinned: Callable[[], Path]
     """The pinned program, installed first if need be. Raises :class:`tooling.SetupError`."""
-    fixture: Callable[[], AbstractAsyncContextManager[Mapping[str, str]]]
-    """The loopback model while it runs: the environment with which the program talks to it alone."""
+    fixture: Callable[[Path, float], AbstractAsyncContextManager[Mapping[str, str]]]
+    """The loopback model while it runs, for an account with this home, with so many seconds between two words: what an
+    environment must have for talking to it."""
 
 
 class Parrot(AnthropicFixture):
     """A model that repeats what it is told where no script says otherwise."""
+
+    def __init__(self, pace: float) -> None:
+        """``pace`` is the seconds between two words."""
+        super().__init__()
+        self._pace = pace
 
     async def answer(self, request: web.Request, asked: Asked, body: Mapping[str, Any]) -> web.StreamResponse:
         """Answer a model call."""
@@ -46,12 +53,13 @@ class Parrot(AnthropicFixture):
             return await super().answer(request, asked, body)
         words = [text for role, text in said if role == "user" and text.strip()]
         last = words[-1].rsplit("</host-context>", 1)[-1].strip() if words else ""
-        return await self._give(request, asked, say(f"(a loopback model, no language model) You said: {last[:2000]}"))
+        repeated = f"(a loopback model, no language model) You said: {last[:2000]}"
+        return await self._give(request, asked, say(repeated, pace=self._pace))
 
 
 @contextlib.asynccontextmanager
-async def _claude_fixture() -> AsyncIterator[Mapping[str, str]]:
-    async with serving(Parrot()) as fixture:
+async def _claude_fixture(home: Path, pace: float) -> AsyncIterator[Mapping[str, str]]:
+    async with serving(Parrot(pace)) as fixture:
         yield fixture.environment()
 
 
@@ -63,17 +71,21 @@ def _claude() -> Path:
 class CodexParrot(ResponsesFixture):
     """The same for Codex."""
 
+    def __init__(self, pace: float) -> None:
+        """``pace`` is the seconds between two words."""
+        super().__init__()
+        self.pace = pace
+
     def unscripted(self, text: str) -> str:
         """The answer to a message without a script."""
         return f"(a loopback model, no language model) You said: {text[:2000]}"
 
 
 @contextlib.asynccontextmanager
-async def _codex_fixture() -> AsyncIterator[Mapping[str, str]]:
-    with tempfile.TemporaryDirectory(prefix="demo-codex-") as home:
-        async with responses_serving(CodexParrot()) as fixture:
-            account = codex_home(Path(home), fixture.url)
-            yield {name: account[name] for name in ("CODEX_HOME", "FIXTURE_API_KEY")}
+async def _codex_fixture(home: Path, pace: float) -> AsyncIterator[Mapping[str, str]]:
+    async with responses_serving(CodexParrot(pace)) as fixture:
+        # Everything else of the account is where Codex looks for it: below the home.
+        yield {KEY_VARIABLE: codex_home(home, fixture.url)[KEY_VARIABLE]}
 
 
 def _codex() -> Path:
@@ -82,7 +94,7 @@ def _codex() -> Path:
 
 
 PACKAGES: Final[Mapping[str, Package]] = {
-    "claude-code": Package("ClaudeCodeAgent", "claude", _claude, _claude_fixture),
-    "codex": Package("CodexAgent", "codex", _codex, _codex_fixture),
+    "claude-code": Package("ClaudeCodeAgent", "claude-code", "claude", _claude, _claude_fixture),
+    "codex": Package("CodexAgent", "codex", "codex", _codex, _codex_fixture),
 }
 """By what ``--agent`` calls it."""

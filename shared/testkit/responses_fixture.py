@@ -31,6 +31,8 @@ from aiohttp import web
 
 KEY: Final = "sk-fake-canary-7c20de"
 """The credential the server takes. It opens nothing else; tests also use it to find leaks."""
+KEY_VARIABLE: Final = "FIXTURE_API_KEY"
+"""Where an account of :func:`codex_home` has it that is not signed in."""
 BODY_BYTES: Final = 64 * 1024 * 1024
 HOLD_SECONDS: Final = 90.0
 REQUESTS: Final = 2000
@@ -90,8 +92,9 @@ def tool_names(body: Mapping[str, Any]) -> set[str]:
 class _Stream:
     """The events of one answer."""
 
-    def __init__(self, response: web.StreamResponse) -> None:
+    def __init__(self, response: web.StreamResponse, pace: float) -> None:
         self._response = response
+        self._pace = pace
         self._id = _new_id("resp")
         self._sequence = itertools.count()
         self._items: list[dict[str, Any]] = []
@@ -138,6 +141,7 @@ class _Stream:
         async with self.message(phase) as message:
             for word in _WORDS.findall(text) if len(text) < 100_000 else [text]:
                 await message.write(word)
+                await asyncio.sleep(self._pace)
 
     async def reason(self, text: str) -> None:
         """A reasoning summary."""
@@ -190,6 +194,8 @@ class ResponsesFixture:
     def __init__(self) -> None:
         self.url = ""
         """``http://127.0.0.1:PORT``, without a path."""
+        self.pace = 0.0
+        """Seconds after each word."""
         self.keys: set[str] = {KEY}
         """The keys that are taken."""
         self.bodies: deque[Mapping[str, Any]] = deque(maxlen=BODIES)
@@ -242,7 +248,7 @@ class ResponsesFixture:
         await response.prepare(request)
         try:
             with contextlib.suppress(_Dropped):
-                await self._play(_Stream(response), verb, rest.strip(), body, request)
+                await self._play(_Stream(response, self.pace), verb, rest.strip(), body, request)
         except ConnectionResetError:
             self.gone += 1
         return response
@@ -420,11 +426,11 @@ def codex_home(
     directory = home / ".codex"
     for each in (home, directory, home / "tmp"):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
-    way = "requires_openai_auth = true" if sign_in else 'env_key = "FIXTURE_API_KEY"'
+    way = "requires_openai_auth = true" if sign_in else f'env_key = "{KEY_VARIABLE}"'
     (directory / "config.toml").write_text(CONFIG.format(url=url, model=model, retries=retries, sign_in=way))
     environment = {"HOME": str(home), "CODEX_HOME": str(directory), "TMPDIR": str(home / "tmp")}
     if not sign_in:
-        return {**environment, "FIXTURE_API_KEY": key}
+        return {**environment, KEY_VARIABLE: key}
     command = [sign_in, "login", "--with-api-key"]
     subprocess.run(command, env=environment, input=key.encode(), capture_output=True, check=True, timeout=60)
     return environment
