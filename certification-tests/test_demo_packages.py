@@ -25,49 +25,81 @@ def demo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
-@pytest.mark.real_claude
-def test_claude_code_answers_without_an_account(tmp_path: Path) -> None:
+AGENTS = (
+    pytest.param("claude-code", "run echo hi > made.txt", "allow-all", marks=pytest.mark.real_claude),
+    pytest.param("codex", "add made.txt | hi", "allow-edits", marks=pytest.mark.real_codex),
+)
+"""The agent, a step of a script that makes a file, and a policy that lets it."""
+SIGN_INS = (
+    pytest.param("claude-code", "claude_program", "claude auth login", marks=pytest.mark.real_claude),
+    pytest.param("codex", "codex_program", "codex login", marks=pytest.mark.real_codex),
+)
+
+
+@pytest.mark.parametrize(("agent", "step", "policy"), AGENTS)
+def test_an_agent_answers_without_an_account(agent: str, step: str, policy: str, tmp_path: Path) -> None:
     """The real program, built package and real worker: a sentence is repeated, and a script acts in the workspace."""
-    options = ("--agent", "claude-code", "--fixture", "--workspace", str(tmp_path))
+    options = ("--agent", agent, "--fixture", "--workspace", str(tmp_path))
     done = demo(*options, "--say", "Good morning.")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "You said: Good morning." in done.stdout
-    done = demo(*options, "--policy", "allow-all", "--say", "please [[ run echo hi > made.txt ;; say I made it ]]")
+    done = demo(*options, "--policy", policy, "--say", f"please [[ {step} ;; say I made it ]]")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "I made it" in done.stdout and (tmp_path / "made.txt").read_text() == "hi\n"
 
 
-@pytest.mark.real_claude
-def test_claude_code_answers_under_a_daemon_whose_path_is_cut(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("agent", "step", "policy"), AGENTS)
+def test_an_agent_answers_under_a_daemon_whose_path_is_cut(agent: str, step: str, policy: str, tmp_path: Path) -> None:
     """The package's own daemon program, real program and built package: the answer is the same, once, and a cut is seen."""
     words = " ".join(f"word{number}" for number in range(12))
-    options = ("--agent", "claude-code", "--fixture", "--place", "daemon", "--blip", "1", "--workspace", str(tmp_path))
+    options = ("--agent", agent, "--fixture", "--place", "daemon", "--blip", "1", "--workspace", str(tmp_path))
     done = demo(*options, "--say", words)
     assert done.returncode == 0, done.stdout + done.stderr
     said = " ".join(line for line in done.stdout.splitlines() if not line.startswith("  "))
     assert said.endswith(f"You said: {words}"), done.stdout
     assert "path cut for 1 s (1 live connection)" in done.stdout
     assert done.stdout.count("connected") >= 2
+    done = demo(*options[:5], "--policy", policy, *options[-2:], "--say", f"please [[ {step} ;; say I made it ]]")
+    assert "I made it" in done.stdout and (tmp_path / "made.txt").read_text() == "hi\n", done.stdout
 
 
-@pytest.mark.real_claude
+@pytest.mark.parametrize(("agent", "program", "command"), SIGN_INS)
 @pytest.mark.parametrize("place", ["local", "daemon"])
-def test_claude_code_without_a_sign_in_says_what_to_do(place: str, claude_program: Path, tmp_path: Path) -> None:
+def test_an_agent_without_a_sign_in_says_what_to_do(
+    place: str, agent: str, program: str, command: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     """On a machine without an account: the command, the machine, and the exit code of a message without an answer."""
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "claude").symlink_to(claude_program)
+    (tmp_path / "bin" / command.split()[0]).symlink_to(request.getfixturevalue(program))
     path = os.pathsep.join((str(tmp_path / "bin"), os.environ["PATH"]))
-    done = demo("--agent", "claude-code", "--place", place, "--say", "hello", PATH=path, HOME=str(tmp_path))
+    done = demo("--agent", agent, "--place", place, "--say", "hello", PATH=path, HOME=str(tmp_path))
     assert done.returncode == 1
-    assert "`claude auth login`" in done.stdout, done.stdout
+    assert f"`{command}`" in done.stdout, done.stdout
     assert os.uname().nodename in done.stdout
 
 
-def test_claude_code_that_is_not_installed_says_so(tmp_path: Path) -> None:
-    """The name that was looked for, and what to do."""
-    done = demo("--agent", "claude-code", "--say", "hello", PATH="/usr/bin:/bin", HOME=str(tmp_path))
+@pytest.mark.real_codex
+@pytest.mark.parametrize("place", ["local", "daemon"])
+def test_an_account_elsewhere_is_found_where_the_shell_says(place: str, codex_program: Path, tmp_path: Path) -> None:
+    """``CODEX_HOME`` of the person's shell names the account, and is no secret; without ``--fixture`` it is the one used."""
+    account = tmp_path / "elsewhere"
+    account.mkdir()
+    (account / "config.toml").write_text('model_provider = "none-such"\n')
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "codex").symlink_to(codex_program)
+    path = os.pathsep.join((str(tmp_path / "bin"), os.environ["PATH"]))
+    given = {"PATH": path, "HOME": str(tmp_path), "CODEX_HOME": str(account)}
+    done = demo("--agent", "codex", "--place", place, "--say", "hello", **given)
     assert done.returncode == 1
-    assert 'The command "claude" was not found' in done.stdout, done.stdout
+    assert "`none-such` not found" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize(("agent", "program"), [("claude-code", "claude"), ("codex", "codex")])
+def test_an_agent_that_is_not_installed_says_so(agent: str, program: str, tmp_path: Path) -> None:
+    """The name that was looked for, and what to do."""
+    done = demo("--agent", agent, "--say", "hello", PATH="/usr/bin:/bin", HOME=str(tmp_path))
+    assert done.returncode == 1
+    assert f'The command "{program}" was not found' in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize("wrong", [("--fixture",), ("--fixture", "--agent", "acp:claude-code")])

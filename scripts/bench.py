@@ -2,8 +2,8 @@
 """Measure what the product costs, beside its goals. Run by hand on a quiet machine; Linux.
 
 ``python3 scripts/bench.py turn`` measures a turn, ``relay`` the way to an agent on another machine; ``--only`` picks phases,
-``--repeats`` how often each is measured, ``turn --agent claude-code`` takes the real Claude Code. The exit code is 1 when a
-number is worse than twice its goal. Needs Python 3.11 or newer, git and the package index.
+``--repeats`` how often each is measured, ``turn --agent claude-code`` or ``codex`` takes the real program. The exit code is 1
+when a number is worse than twice its goal. Needs Python 3.11 or newer, git and the package index.
 """
 
 import sys
@@ -25,8 +25,9 @@ def main() -> int:
         steps.say(str(exc))
         return 2
     sys.path[:0] = [str(ROOT / "ACPAgentRunner"), str(ROOT / "shared")]
-    from benches import claude, phases, relay, table, turn
+    from benches import claude, codex, phases, relay, table, turn
 
+    own = {"claude-code": claude.PHASES, "codex": codex.PHASES}
     parser = argparse.ArgumentParser(description="Measure what the product costs, beside its goals.")
     commands = parser.add_subparsers(dest="command", required=True)
     benchmarks = {
@@ -38,13 +39,13 @@ def main() -> int:
         command.add_argument("--only", action="append", metavar="PHASE", help=f"only this; may be repeated: {', '.join(known)}")
         command.add_argument("--repeats", type=int, default=usual, help=f"repetitions of each (default {usual})")
         if name == "turn":
-            command.add_argument("--agent", choices=["acp", "claude-code"], default="acp", help="which agent (default: acp)")
+            command.add_argument("--agent", choices=["acp", *own], default="acp", help="which agent (default: acp)")
     options = parser.parse_args()
     if options.repeats < 1:
         parser.error("--repeats must be at least 1")
     known = benchmarks[options.command][0]
-    if options.command == "turn" and options.agent == "claude-code":
-        known = claude.PHASES
+    if options.command == "turn" and options.agent in own:
+        known = own[options.agent]
     for phase in options.only or ():
         if phase not in known:
             parser.error(f"no phase {phase}; there are: {', '.join(known)}")

@@ -61,7 +61,7 @@ class CodexDriver:
             server.peer.start()
             # An empty directory or ``~`` only has a meaning in its place.
             spec = dataclasses.replace(spec, cwd=process.directory)
-            place = Place(" ".join((spec.command[0], "login")), launcher.label)
+            place = Place(f"{Path(spec.command[0]).name} login", launcher.label)
             attempt = Opening(spec, server, local=launcher.local, place=place)
             try:
                 await attempt.handshake(min(spec.initialize_timeout, max(deadline - loop.time(), 0.001)))
@@ -74,7 +74,7 @@ class CodexDriver:
 
     async def _session(self, attempt: Opening, spec: SessionSpec, launcher: Launcher) -> CodexSession:
         """The open session of an app-server that has shaken hands; what it takes is given back where that fails."""
-        server, sandbox = attempt.server, opening.sandbox_of(spec.options)
+        server, sandbox = attempt.server, opening.sandbox_of(spec.options, spec.policy)
         async with contextlib.AsyncExitStack() as held:
             tools = await _host_tools(attempt, launcher)
             if tools is not None:
@@ -96,13 +96,13 @@ class CodexDriver:
 
 async def _started(spec: SessionSpec, launcher: Launcher, deadline: float) -> AgentProcess:
     arguments = spec.command[1:]
-    found = spec.command[0]
+    found, env = spec.command[0], spec.env
     if launcher.local:
-        home.prepared(spec.env)
-        env = runtime_support.child_environment(spec.env)
-        found = program.native(runtime_support.find_executable(found, env["PATH"], cwd=Path(spec.cwd)))
+        env = home.environment(spec.env, home.prepared(spec.env))
+        path = runtime_support.child_environment(env)["PATH"]
+        found = program.native(runtime_support.find_executable(found, path, cwd=Path(spec.cwd)))
     line = program.command_line(found, arguments)
-    command = Command(line if launcher.local else program.elsewhere(line), spec.cwd, spec.env)
+    command = Command(line if launcher.local else program.elsewhere(line), spec.cwd, env)
     try:
         async with asyncio.timeout_at(deadline):
             return await launcher.start(command)

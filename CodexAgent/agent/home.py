@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -37,6 +38,21 @@ def prepared(env: Mapping[str, str]) -> Path:
     except OSError:
         raise SessionUnavailable("coding.codex_home_unusable") from None
     return home
+
+
+def environment(env: Mapping[str, str], home: Path) -> dict[str, str]:
+    """``env`` with a temporary directory of the account's own where its home lies below the one that all share.
+
+    Codex (0.171) puts no helper programs below the temporary directory, and then its sandbox does not find them.
+    """
+    shared = Path(os.path.realpath(env.get("TMPDIR") or tempfile.gettempdir()))
+    real = Path(os.path.realpath(home))
+    if not real.is_relative_to(shared):
+        return dict(env)
+    own = home / "tmp"
+    with contextlib.suppress(OSError):
+        own.mkdir(mode=0o700, exist_ok=True)
+    return {**env, "TMPDIR": str(own)}
 
 
 def writer_guard(

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.failures import Place, detail_of, is_busy_thread, is_missing_thread
-from agent.peer import RpcError
+from agent.peer import INTERNAL_ERROR, RpcError
 from agent.server import AppServer
 from pkg import limits, mcp_stdio_shim
 from pkg.agent_api import Json, McpServer, Notice, SessionSpec
@@ -36,6 +36,7 @@ LANGBOT: Final = "langbot_agent"
 SANDBOXES: Final = ("read-only", "workspace-write", "danger-full-access")
 SANDBOX: Final = "workspace-write"
 """What holds unless something else is chosen."""
+READ_ONLY: Final = "read-only"
 FULL_ACCESS: Final = "danger-full-access"
 
 EXCLUDED: Final = ("*KEY*", "*TOKEN*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*CREDENTIAL*", "LANGBOT_*")
@@ -52,8 +53,8 @@ def approval_policy(policy: str, sandbox: str) -> str:
     """What Codex is told, so that everything that needs a decision is asked and nothing else.
 
     ``ask`` and ``deny`` must see every action: only ``untrusted`` asks for what the sandbox would let pass. Under
-    ``allow-edits`` and ``allow-all`` the sandbox decides what may happen unasked (``on-request`` asks to leave it); where there
-    is none, ``allow-edits`` has to see everything, too.
+    ``allow-edits`` and ``allow-all`` the sandbox (:func:`sandbox_of`) decides what may happen unasked, ``on-request`` asks to
+    leave it; where there is none, ``allow-edits`` has to see everything, too.
     """
     match policy:
         case "ask" | "deny":
@@ -79,10 +80,15 @@ class Opened:
     notices: list[Notice] = field(default_factory=list)
 
 
-def sandbox_of(options: Mapping[str, Json]) -> str:
-    """The sandbox mode among a spec's options; the safe default for anything unknown."""
+def sandbox_of(options: Mapping[str, Json], policy: str) -> str:
+    """The sandbox mode for a spec's options and policy; the safe default for anything unknown.
+
+    Under ``allow-edits`` commands may only look: inside a writable sandbox Codex (0.171) runs them, and applies every patch,
+    unasked. In a read-only one each patch is asked about, and nothing else has an effect.
+    """
     wanted = options.get("sandbox")
-    return wanted if isinstance(wanted, str) and wanted in SANDBOXES else SANDBOX
+    chosen = wanted if isinstance(wanted, str) and wanted in SANDBOXES else SANDBOX
+    return READ_ONLY if policy == "allow-edits" and chosen == SANDBOX else chosen
 
 
 def mcp_server_config(servers: Sequence[McpServer], *, bridge: str, local: bool) -> tuple[dict[str, dict[str, Any]], list[str]]:
@@ -187,9 +193,11 @@ class Opening:
         """The thread, resumed or fresh. Raises :class:`pkg.errors.CodingError`."""
         spec = self.spec
         answers = await asyncio.gather(self._asked("config/read", {"cwd": spec.cwd}), self._asked("account/read", {}))
-        own, account = as_dict(answers[0].get("config")), answers[1]
+        own, account = as_dict(as_dict(answers[0]).get("config")), as_dict(answers[1])
         provider: dict[str, Any] = {}
-        if account.get("requiresOpenaiAuth") is True and account.get("account", False) is None:
+        # Where Codex (0.171) cannot load the account's settings it speaks of its own provider's account instead.
+        signed_out = account.get("requiresOpenaiAuth") is True and account.get("account", False) is None
+        if signed_out and answers[0] is not None:
             provider = key_provider(spec.env, own)
             if not provider:
                 raise SessionUnavailable("coding.agent_login_required", command=self.place.login, machine=self.place.machine)
@@ -210,7 +218,7 @@ class Opening:
 
     def _params(self, own: Mapping[str, Any], provider: Mapping[str, Any]) -> dict[str, Any]:
         spec, options = self.spec, self.spec.options
-        sandbox = sandbox_of(options)
+        sandbox = sandbox_of(options, spec.policy)
         given = [server for server in spec.mcp_servers if not (self.bridged and server.name == LANGBOT)]
         servers, self._skipped = mcp_server_config(given, bridge=as_str(options.get("bridge")), local=self._local)
         policy = as_dict(own.get("shell_environment_policy"))
@@ -241,7 +249,7 @@ class Opening:
 
     async def _has_tools(self, thread_id: str) -> bool:
         """Whether a stored thread has been given all of LangBot's tools: Codex keeps them in its history's first line."""
-        read = await self._asked("thread/read", {"threadId": thread_id})
+        read = as_dict(await self._asked("thread/read", {"threadId": thread_id}))
         path = as_str(as_dict(read.get("thread")).get("path"))
         given = await asyncio.to_thread(_tools_of_rollout, path) if path and self._local else frozenset()
         return {as_str(tool.get("name")) for tool in self.offered} <= given
@@ -276,12 +284,12 @@ class Opening:
 
     # ---- calls
 
-    async def _asked(self, method: str, params: Json) -> dict[str, Any]:
-        """The answer to something that versions may lack: empty where it is refused."""
+    async def _asked(self, method: str, params: Json) -> dict[str, Any] | None:
+        """The answer to something that versions may lack: empty where it is refused, ``None`` where Codex fails over it."""
         try:
             return as_dict(await self._call(method, params))
-        except RpcError:
-            return {}
+        except RpcError as exc:
+            return None if exc.code == INTERNAL_ERROR else {}
 
     async def _call(self, method: str, params: Json, timeout: float = 0.0) -> Json:
         seconds = timeout or self.spec.initialize_timeout

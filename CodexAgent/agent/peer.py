@@ -59,7 +59,7 @@ class Peer:
         self._on_request = on_request
         self._on_death = on_death
         self.transport = RpcTransport(
-            process, on_notification=on_notification, on_oversized=on_oversized, on_sent=self._sent, pause=pause
+            process, on_notification=on_notification, on_oversized=on_oversized, on_sent=lambda method: None, pause=pause
         )
         self._end = AgentEnd(process, self.transport, redact)
         self._waiting: dict[int, tuple[asyncio.Future[Json], Callable[[Json], None] | None]] = {}
@@ -151,9 +151,6 @@ class Peer:
         task = asyncio.create_task(self.transport.send(message), name="codex-answer", context=contextvars.Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _sent(self, method: str) -> None:
-        """Calls wait for their own sending."""
 
     async def _read(self) -> None:
         while (message := await self.transport.receive()) is not None:

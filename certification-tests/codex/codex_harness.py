@@ -11,9 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from agent.driver import CodexDriver
+from agent.failures import Place
+from agent.files import SessionFiles
+from agent.opening import Opening, sandbox_of
+from agent.server import AppServer
 from agent.session import CodexSession
 from pkg.agent_api import AgentEvent, Answer, ApprovalRequested, Prompt, QuestionAsked, SessionSpec, TextDelta, TurnEnded
-from pkg.launch import Launcher, LocalLauncher
+from pkg.launch import Command, Launcher, LocalLauncher
+from pkg.redaction import Redactor
 from testkit import scripted_codex
 
 SERVER = Path(scripted_codex.__file__)
@@ -75,6 +80,23 @@ async def following(session: CodexSession, stop: Callable[[AgentEvent], bool]) -
 async def until(session: CodexSession, *kinds: type) -> list[AgentEvent]:
     """The events up to the first of one of these types."""
     return await following(session, lambda event: isinstance(event, kinds))
+
+
+async def on_one_server(wanted: SessionSpec, launcher: Launcher, count: int) -> tuple[list[CodexSession], AppServer]:
+    """Sessions on threads of one app-server, which ends with the last of them."""
+    process = await launcher.start(Command((*wanted.command, "app-server"), wanted.cwd, wanted.env))
+    server = AppServer(process, Redactor(()))
+    server.peer.start()
+    sessions = []
+    for number in range(count):
+        attempt = Opening(wanted, server, local=True, place=Place("codex login", launcher.label))
+        if number == 0:
+            await attempt.handshake(BOUND)
+        await attempt.thread()
+        files = SessionFiles(server, wanted.cwd, local=True)
+        sandbox = sandbox_of(wanted.options, wanted.policy)
+        sessions.append(CodexSession(attempt, sandbox=sandbox, files=files))
+    return sessions, server
 
 
 Chooser = Callable[[ApprovalRequested | QuestionAsked], Answer]

@@ -6,16 +6,23 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from codex_harness import BOUND, ended, of, opened, poll, received, rest_of_turn, spec, text, turn, until
+from codex_harness import (
+    BOUND,
+    ended,
+    of,
+    on_one_server,
+    opened,
+    poll,
+    received,
+    rest_of_turn,
+    spec,
+    text,
+    turn,
+    until,
+)
 
-from agent.failures import Place
-from agent.files import SessionFiles
-from agent.opening import Opening
-from agent.server import AppServer
-from agent.session import CodexSession
 from pkg.agent_api import Notice, Prompt, TextDelta, ToolStarted, TurnEnded
-from pkg.launch import Command, LocalLauncher
-from pkg.redaction import Redactor
+from pkg.launch import LocalLauncher
 
 pytestmark = pytest.mark.asyncio
 
@@ -206,7 +213,7 @@ class TestSharing:
 
     async def test_four_threads_at_once_are_told_apart(self, tmp_path: Path) -> None:
         """Everything is routed by thread and turn; closing one leaves the others alive, the last one ends the process."""
-        sessions, server = await _shared(tmp_path, 4)
+        sessions, server = await on_one_server(spec(tmp_path), LocalLauncher(), 4)
         pid = server._process.pid
         go = tmp_path / "go"
         for number, session in enumerate(sessions):
@@ -223,7 +230,7 @@ class TestSharing:
 
     async def test_the_death_of_the_process_ends_every_thread_s_turn(self, tmp_path: Path) -> None:
         """Each hears of it once."""
-        sessions, _ = await _shared(tmp_path, 3)
+        sessions, _ = await on_one_server(spec(tmp_path), LocalLauncher(), 3)
         for session in sessions[1:]:
             await session.prompt(Prompt("say x\nwait"))
             await until(session, TextDelta)
@@ -236,7 +243,7 @@ class TestSharing:
 
     async def test_closing_one_in_its_turn_leaves_the_other_s(self, tmp_path: Path) -> None:
         """Only its own turn is stopped, and its own commands ended."""
-        (one, other), _ = await _shared(tmp_path, 2)
+        (one, other), _ = await on_one_server(spec(tmp_path), LocalLauncher(), 2)
         for session in (one, other):
             await session.prompt(Prompt(f"say x\nfile {tmp_path / 'go'}\nsay done"))
             await until(session, TextDelta)
@@ -248,21 +255,3 @@ class TestSharing:
         await other.close()
         unsubscribed = [params["threadId"] for params in received(tmp_path, "thread/unsubscribe")]
         assert unsubscribed == [one.session_id]
-
-
-async def _shared(place: Path, count: int) -> tuple[list[CodexSession], AppServer]:
-    """Sessions on threads of one app-server."""
-    wanted = spec(place)
-    launcher = LocalLauncher()
-    process = await launcher.start(Command((*wanted.command, "app-server"), wanted.cwd, wanted.env))
-    server = AppServer(process, Redactor(()))
-    server.peer.start()
-    sessions = []
-    for number in range(count):
-        attempt = Opening(wanted, server, local=True, place=Place("codex login", launcher.label))
-        if number == 0:
-            await attempt.handshake(BOUND)
-        await attempt.thread()
-        files = SessionFiles(server, wanted.cwd, local=True)
-        sessions.append(CodexSession(attempt, sandbox="workspace-write", files=files))
-    return sessions, server

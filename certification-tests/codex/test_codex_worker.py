@@ -124,6 +124,18 @@ class TestScripted:
         assert len(received(tmp_path, "turn/interrupt")) == 1
         assert len(received(tmp_path, "initialize")) == 1
 
+    async def test_stop_typed_during_the_turn_ends_it(self, worker: SdkWorker, tmp_path: Path) -> None:
+        """The turn is interrupted, what was said stays, and the thread goes on."""
+        form = scripted(tmp_path)
+        stream, results = await until_shown(worker, "say working\nwait", "working", config=form)
+        worker.host().steering.append(message("/stop"))
+        async with asyncio.timeout(60):
+            results += [result async for result in stream]
+        shown = json.dumps([result.data for result in results])
+        assert "Stopped" in shown
+        assert len(received(tmp_path, "turn/interrupt")) == 1
+        assert (await worker.run("say again", run_id="r2", config=form)).shown == ["again"]
+
     async def test_langbot_s_tools_answer_over_the_connection_and_anew_for_each_run(
         self, worker: SdkWorker, tmp_path: Path
     ) -> None:
@@ -211,6 +223,25 @@ class TestReal:
             await worker.revoke()
             assert await gone(processes, 20.0)
         assert KEY not in model.shown
+
+    async def test_stop_typed_in_the_chat(self, codex_program: Path, place: Path, tmp_path: Path) -> None:
+        """While the model speaks: the turn ends, the model's answer is let go, the same thread goes on."""
+        secrets = {"A": {"agent-secret-values": json.dumps({"KEY": KEY})}}
+        async with (
+            responses_fixture() as model,
+            sdk_worker(built(NAME), tmp_path / "runtime", name=NAME, installations=secrets) as worker,
+        ):
+            form = self.form(codex_program, place, model)
+            stream, results = await until_shown(worker, f"[[ hold {place / 'never'} ]]", "holding", config=form)
+            worker.host().steering.append(message("/stop"))
+            async with asyncio.timeout(60):
+                results += [result async for result in stream]
+            assert "Stopped" in json.dumps([result.data for result in results])
+            assert model.gone == 1
+            assert (await worker.run("[[ say on ]]", run_id="r2", config=form)).text == "on"
+            processes = descendants(worker.pid())
+            await worker.revoke()
+            assert await gone(processes, 20.0)
 
     async def test_a_session_survives_its_worker(self, codex_program: Path, place: Path, tmp_path: Path) -> None:
         """Killed in the middle of a command; the next worker resumes the thread, and nothing of the old one runs."""

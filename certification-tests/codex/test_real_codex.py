@@ -122,6 +122,18 @@ class TestText:
         assert "data:image/png;base64," in codex.model.shown
         assert not list((codex.workspace / ".langbot" / "attachments").iterdir())
 
+    async def test_a_file_for_another_machine_goes_through_the_app_server(self, codex: Codex) -> None:
+        """Where the workspace cannot be written to from here, Codex itself puts it there, and takes it away in the end."""
+        codex.launcher.local = False
+        document = Attachment("file", "../odd name.txt", "text/plain", b"the word is heron")
+        async with codex.session(policy="allow-all") as session:
+            await session.prompt(Prompt("[[ run cat .langbot/attachments/*name.txt ]]", (document,)))
+            assert "heron" in text(await rest_of_turn(session))
+            assert (codex.workspace / ".langbot" / ".gitignore").read_text() == "*\n"
+        assert not list((codex.workspace / ".langbot" / "attachments").iterdir())
+        methods = [message.get("method") for message in codex.launcher.sent]
+        assert methods.count("fs/writeFile") == 2
+
 
 class TestSessions:
     """Threads that outlive their process."""

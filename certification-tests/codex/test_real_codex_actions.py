@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -84,23 +85,17 @@ class TestPolicies:
         assert text(events) == "done"
         assert list(codex.workspace.iterdir()) == []
 
-    async def test_allow_edits_edits_the_workspace_and_leaves_the_sandbox_on(self, codex: Codex) -> None:
-        """Patches and sandboxed commands pass; leaving the sandbox is asked about, and denied."""
+    @pytest.mark.parametrize("sandbox", ["workspace-write", "read-only"])
+    async def test_allow_edits_edits_the_workspace_and_nothing_else(self, sandbox: str, codex: Codex) -> None:
+        """Each patch is asked about and allowed inside the workspace, unless it makes programs run commands; commands look."""
+        (codex.workspace / "old.txt").write_text("the word is heron\n")
         outside = codex.place / "outside.txt"
-        events = await judged(
-            codex, "allow-edits", f"add new.txt | hello ;; run cat new.txt ;; escalate touch {outside} ;; say done"
-        )
-        assert (codex.workspace / "new.txt").read_text() == "hello\n"
-        assert [finished.status for finished in of(events, ToolFinished)] == ["completed", "completed", "cancelled"]
-        assert [asked.command for asked in of(events, ApprovalRequested)] == [f"touch {outside}"]
-        assert not outside.exists()
-
-    async def test_allow_edits_in_a_read_only_sandbox_asks_for_each_edit(self, codex: Codex) -> None:
-        """And allows those inside the workspace, none outside."""
-        outside = codex.place / "outside.txt"
-        script = f"add new.txt | hello ;; add {outside} | no ;; say done"
-        events = await judged(codex, "allow-edits", script, options={"sandbox": "read-only"})
-        assert [asked.kind for asked in of(events, ApprovalRequested)] == ["edit", "edit"]
+        steps = ["add new.txt | hello", f"add {outside} | no", "add .envrc | export NO=1", "run cat old.txt", "run touch made"]
+        script = " ;; ".join([*steps, f"escalate touch {outside}", "say done"])
+        events = await judged(codex, "allow-edits", script, options={"sandbox": sandbox})
+        assert [asked.kind for asked in of(events, ApprovalRequested)] == ["edit", "edit", "edit", "execute"]
+        assert "the word is heron" in codex.model.shown
+        assert {path.name for path in codex.workspace.iterdir()} == {"old.txt", "new.txt"}
         assert (codex.workspace / "new.txt").read_text() == "hello\n"
         assert not outside.exists()
 
@@ -192,6 +187,23 @@ class TestSandbox:
         script = f"run (echo > /dev/tcp/127.0.0.1/{port}) && echo REACHED ;; say x"
         await judged(codex, "allow-all", script, options={"network": network})
         assert ("\\nREACHED" in codex.model.shown) is reached
+
+    async def test_an_account_below_the_temporary_directory_has_a_working_sandbox(self, codex: Codex, tmp_path: Path) -> None:
+        """Codex 0.171 refuses to put its helpers there; such an account gets a temporary directory of its own."""
+        home = tmp_path / "account"
+        home.mkdir()
+        environment = {**codex.environment(), "CODEX_HOME": str(home)}
+        del environment["TMPDIR"]
+        (home / "config.toml").write_text((codex.place / "home" / ".codex" / "config.toml").read_text())
+        spec = dataclasses.replace(codex.spec(policy="allow-all"), env=environment)
+        session = await codex.driver.open(spec, codex.launcher)
+        try:
+            await asyncio.gather(*session._side)
+            events = await turn(session, "[[ run touch made ;; say x ]]")
+        finally:
+            await session.close()
+        assert "coding.sandbox_unusable" not in [event.code for event in of(events, Notice)]
+        assert (codex.workspace / "made").exists()
 
     @pytest.mark.skipif(shutil.which("setpriv") is None or os.getuid() != 0, reason="takes capabilities away with setpriv")
     async def test_where_it_cannot_work_it_says_so(self, codex: Codex) -> None:

@@ -42,8 +42,10 @@ POLICIES = {
 }
 DEMO_AGENT = "the demo agent (no language model)"
 CREDENTIALS = re.compile(r"^(ANTHROPIC|CLAUDE|OPENAI|CODEX|GEMINI|GOOGLE|OPENCODE|DASHSCOPE|QWEN)_[A-Z0-9_]+$")
-"""Environment variables by which agents find their account; a daemon has them in its own environment, elsewhere they travel
-as secrets of the plugin form."""
+"""Environment variables that hold accounts; a daemon has them in its own environment, elsewhere they travel as secrets of the
+plugin form."""
+ACCOUNT_PLACES = ("CLAUDE_CONFIG_DIR", "CODEX_HOME")
+"""Environment variables that only say where an account is."""
 PLACES = ("local", "daemon")
 PAUSE = 1.0
 """Seconds the demo's own agent pauses while it works when its path is to be cut: a turn that is over can't be."""
@@ -156,13 +158,15 @@ def environment(chosen: Options, home: Path) -> dict[str, str]:
 
     A real agent has the person's home, where its account is; one that needs no account has ``home`` and leaves nothing there.
     """
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-    return kept if chosen.agent and not chosen.fixture else {**kept, "HOME": str(home)}
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", *ACCOUNT_PLACES) if name in os.environ}
+    if chosen.agent and not chosen.fixture:
+        return kept
+    return {name: value for name, value in kept.items() if name not in ACCOUNT_PLACES} | {"HOME": str(home)}
 
 
 def credentials() -> dict[str, str]:
     """The accounts that this shell's environment names."""
-    return {name: value for name, value in os.environ.items() if CREDENTIALS.match(name)}
+    return {name: value for name, value in os.environ.items() if CREDENTIALS.match(name) and name not in ACCOUNT_PLACES}
 
 
 def runner_form(chosen: Options) -> dict[str, Any]:
@@ -204,6 +208,7 @@ def workstation(
 ) -> Workstation:
     """The machine of ``--place daemon``: what an operator writes into the form for a local agent, its owner writes there."""
     own = chosen.own_package
+    kept = environment(chosen, home)
     return Workstation(
         base / "machine",
         package=ROOT / (packages.SOURCE if own is None else own.package),
@@ -211,8 +216,8 @@ def workstation(
         command=command,
         workspace=workspace,
         approval=chosen.policy,
-        environment={**environment(chosen, home), **accounts},
-        shared=tuple(accounts),
+        environment={**kept, **accounts},
+        shared=(*accounts, *(name for name in ACCOUNT_PLACES if name in kept)),
         blip=chosen.blip,
         tell=screen.aside,
     )
@@ -351,7 +356,7 @@ async def converse(chosen: Options, out: TextIO, log: Path, base: Path) -> int:
         accounts = credentials() if chosen.agent else {}
         command = agent_command(chosen, gate) if own is None else (own.program,)
         if own is not None and chosen.fixture:
-            accounts = dict(await stack.enter_async_context(own.fixture(PACE if chosen.blip is None else SLOW_PACE)))
+            accounts = dict(await stack.enter_async_context(own.fixture(home, PACE if chosen.blip is None else SLOW_PACE)))
             command = (str(await asyncio.to_thread(own.pinned)),)
         machine = None
         if chosen.place == "daemon":

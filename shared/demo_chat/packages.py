@@ -17,6 +17,8 @@ from aiohttp import web
 
 from testkit.anthropic_fixture import AnthropicFixture, say
 from testkit.model_fixture import Asked, flat, last_script, serving
+from testkit.responses_fixture import KEY_VARIABLE, ResponsesFixture, codex_home
+from testkit.responses_fixture import serving as responses_serving
 from tooling import agents
 
 
@@ -31,8 +33,9 @@ class Package:
     """What its program is called where it is installed."""
     pinned: Callable[[], Path]
     """The pinned program, installed first if need be. Raises :class:`tooling.SetupError`."""
-    fixture: Callable[[float], AbstractAsyncContextManager[Mapping[str, str]]]
-    """The loopback model while it runs, with this many seconds between two words: the environment for talking to it alone."""
+    fixture: Callable[[Path, float], AbstractAsyncContextManager[Mapping[str, str]]]
+    """The loopback model while it runs, for an account with this home, with so many seconds between two words: what an
+    environment must have for talking to it."""
 
 
 class Parrot(AnthropicFixture):
@@ -55,7 +58,7 @@ class Parrot(AnthropicFixture):
 
 
 @contextlib.asynccontextmanager
-async def _claude_fixture(pace: float) -> AsyncIterator[Mapping[str, str]]:
+async def _claude_fixture(home: Path, pace: float) -> AsyncIterator[Mapping[str, str]]:
     async with serving(Parrot(pace)) as fixture:
         yield fixture.environment()
 
@@ -65,7 +68,33 @@ def _claude() -> Path:
     return agents.claude_code()
 
 
+class CodexParrot(ResponsesFixture):
+    """The same for Codex."""
+
+    def __init__(self, pace: float) -> None:
+        """``pace`` is the seconds between two words."""
+        super().__init__()
+        self.pace = pace
+
+    def unscripted(self, text: str) -> str:
+        """The answer to a message without a script."""
+        return f"(a loopback model, no language model) You said: {text[:2000]}"
+
+
+@contextlib.asynccontextmanager
+async def _codex_fixture(home: Path, pace: float) -> AsyncIterator[Mapping[str, str]]:
+    async with responses_serving(CodexParrot(pace)) as fixture:
+        # Everything else of the account is where Codex looks for it: below the home.
+        yield {KEY_VARIABLE: codex_home(home, fixture.url)[KEY_VARIABLE]}
+
+
+def _codex() -> Path:
+    agents.CODEX.ensure()
+    return agents.codex()
+
+
 PACKAGES: Final[Mapping[str, Package]] = {
     "claude-code": Package("ClaudeCodeAgent", "claude-code", "claude", _claude, _claude_fixture),
+    "codex": Package("CodexAgent", "codex", "codex", _codex, _codex_fixture),
 }
 """By what ``--agent`` calls it."""

@@ -17,7 +17,7 @@ from pkg.agent_api import AgentEvent, Prompt, SessionSpec, TextDelta, TurnEnded
 from pkg.daemon_relay import AgentRuntimeDaemonHub
 from pkg.relay_protocol import RelayTimes, daemon_key, format_key
 from pkg.remote_session import RemoteDriver, RemoteSession
-from testkit import hostile_trees
+from testkit import hostile_trees, package_roots
 from testkit.relay_rig import TOKEN, WAIT, running_hub
 
 DAEMON_ID = "laptop"
@@ -38,8 +38,9 @@ class DaemonHome:
         agent: Mapping[str, Any] | None = None,
         driver: str = "acp",
         command: Sequence[str] = (),
+        package: str = "",
     ) -> None:
-        """``agent`` configures the scripted agent; ``driver`` and ``command`` are those of another one."""
+        """``agent`` configures the scripted agent; ``driver`` and ``command`` are those of another one, as is ``package``."""
         self.directory = directory
         self.workspace = directory / "src"
         self.workspace.mkdir(parents=True)
@@ -53,6 +54,7 @@ class DaemonHome:
         self.agent = dict(agent or {})
         self.driver = driver
         self.command = tuple(command)
+        self.package = package or package_roots.current()
         self.write()
 
     def write(self, extra: str = "", agent_extra: str = "") -> None:
@@ -79,9 +81,10 @@ class DaemonHome:
         return {"PATH": os.environ.get("PATH", ""), "HOME": str(self.directory), "LANG": "C.UTF-8", **more}
 
 
-def program() -> Path:
-    """The daemon program of the package under test."""
-    return Path(sys.modules["pkg"].__file__ or "").resolve().parent.parent / "daemon.py"
+def program(package: str = "") -> Path:
+    """The daemon program of a package, by default of the one this process tests."""
+    imported = Path(sys.modules["pkg"].__file__ or "").resolve().parent.parent
+    return package_roots.beside(imported, package or package_roots.current()) / "daemon.py"
 
 
 async def run(
@@ -137,7 +140,7 @@ async def start(home: DaemonHome, **environment: str) -> DaemonProcess:
     with home.log.open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            str(program()),
+            str(program(home.package)),
             "run",
             "--policy",
             str(home.policy),

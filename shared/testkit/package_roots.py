@@ -44,6 +44,11 @@ def current() -> str:
     return name
 
 
+def beside(imported: Path, name: str) -> Path:
+    """Where package ``name`` is, given where this process imports its own from: a copy of the repository, or extracted ones."""
+    return imported if name == current() else imported.parent / name
+
+
 def owner(file: Path) -> str:
     """The package that a file of tests belongs to: by its directory, else whichever this process tests."""
     return DIRECTORIES.get(file.parent.name) or current()

@@ -2,7 +2,7 @@
 
 The last script ``[[ step ;; step ]]`` of a user message decides: step *n* answers the model call that has *n* tool results
 after that message; when the steps are used up, the answer is ``done: `` and the end of the last result. Without a script the
-answer is ``echo: `` and the message. Only requests that carry :data:`KEY` are answered; everything else gets 401. Steps:
+answer is ``echo: `` and the message. Only requests with a known key (:data:`KEY`) are answered, others get 401. Steps:
 
 - ``say TEXT``, ``slow COUNT SECONDS``, ``huge BYTES``: a message; ``recall``: what earlier user messages say;
 - ``hold PATH``: ``holding``, then nothing until a file exists at the path, then ``released``;
@@ -10,8 +10,8 @@ answer is ``echo: `` and the message. Only requests that carry :data:`KEY` are a
 - ``run COMMAND``: a call of the shell tool, ``escalate COMMAND`` one that asks to leave the sandbox;
 - ``add FILE | TEXT``, ``change FILE | OLD | NEW``: a patch; ``custom NAME TEXT``: any freeform tool (``\\n`` is a newline);
 - ``call NAME JSON``: a function call; ``NAMESPACE/NAME`` for one in a namespace;
-- ``http STATUS``, ``httpn STATUS COUNT``: an HTTP error, always or the first times; ``failed CODE | MESSAGE``: a failed
-  response; ``drop``: the stream is cut; ``hang``: nothing more comes.
+- ``http STATUS``, ``http STATUS SECONDS``: an HTTP error, the second with a ``Retry-After``; ``httpn STATUS COUNT``: one the
+  first times; ``failed CODE | MESSAGE``: a failed response; ``drop``: the stream is cut; ``hang``: nothing more comes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import contextlib
 import itertools
 import json
 import re
+import subprocess
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -29,7 +30,9 @@ from typing import Any, Final
 from aiohttp import web
 
 KEY: Final = "sk-fake-canary-7c20de"
-"""The only credential the server takes. It opens nothing else; tests also use it to find leaks."""
+"""The credential the server takes. It opens nothing else; tests also use it to find leaks."""
+KEY_VARIABLE: Final = "FIXTURE_API_KEY"
+"""Where an account of :func:`codex_home` has it that is not signed in."""
 BODY_BYTES: Final = 64 * 1024 * 1024
 HOLD_SECONDS: Final = 90.0
 REQUESTS: Final = 2000
@@ -45,6 +48,7 @@ USAGE: Final = {
 """What every answer costs."""
 
 _SCRIPT: Final = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
+_HOST: Final = re.compile(r"<host-context>.*?</host-context>", re.DOTALL)
 _WORDS: Final = re.compile(r"\S+\s*|\s+")
 _CODES: Final = {"401": "invalid_api_key", "404": "model_not_found", "429": "rate_limit_exceeded"}
 _ids = itertools.count(1)
@@ -88,8 +92,9 @@ def tool_names(body: Mapping[str, Any]) -> set[str]:
 class _Stream:
     """The events of one answer."""
 
-    def __init__(self, response: web.StreamResponse) -> None:
+    def __init__(self, response: web.StreamResponse, pace: float) -> None:
         self._response = response
+        self._pace = pace
         self._id = _new_id("resp")
         self._sequence = itertools.count()
         self._items: list[dict[str, Any]] = []
@@ -136,6 +141,7 @@ class _Stream:
         async with self.message(phase) as message:
             for word in _WORDS.findall(text) if len(text) < 100_000 else [text]:
                 await message.write(word)
+                await asyncio.sleep(self._pace)
 
     async def reason(self, text: str) -> None:
         """A reasoning summary."""
@@ -188,8 +194,14 @@ class ResponsesFixture:
     def __init__(self) -> None:
         self.url = ""
         """``http://127.0.0.1:PORT``, without a path."""
+        self.pace = 0.0
+        """Seconds after each word."""
+        self.keys: set[str] = {KEY}
+        """The keys that are taken."""
         self.bodies: deque[Mapping[str, Any]] = deque(maxlen=BODIES)
-        """The newest requests with the key, whole, in order."""
+        """The newest requests with a key, whole, in order."""
+        self.bearers: deque[str] = deque(maxlen=BODIES)
+        """The key that each of them came with."""
         self.refused = 0
         """Requests without the key."""
         self.gone = 0
@@ -212,17 +224,20 @@ class ResponsesFixture:
         self._count += 1
         if self._count > REQUESTS:
             return _error(400, "too many requests of one test run")
-        if request.headers.get("Authorization") != f"Bearer {KEY}":
+        key = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if key not in self.keys:
             self.refused += 1
             return _error(401, "a key that is not the fixture's")
         if not request.path.endswith("/responses"):
             return _error(404, "not a model's path")
         body = await request.json()
         self.bodies.append(body)
+        self.bearers.append(key)
         step, key = self._step(body)
         verb, _, rest = step.partition(" ")
         if verb == "http":
-            return _error(int(rest.split()[0]), "the fixture refuses this request")
+            status, _, seconds = rest.partition(" ")
+            return _error(int(status), "the fixture refuses this request", **({"Retry-After": seconds} if seconds else {}))
         if verb == "httpn":
             status, times = rest.split()
             self._tries[key] += 1
@@ -233,18 +248,22 @@ class ResponsesFixture:
         await response.prepare(request)
         try:
             with contextlib.suppress(_Dropped):
-                await self._play(_Stream(response), verb, rest.strip(), body, request)
+                await self._play(_Stream(response, self.pace), verb, rest.strip(), body, request)
         except ConnectionResetError:
             self.gone += 1
         return response
 
+    def unscripted(self, text: str) -> str:
+        """The answer to a user message without a script."""
+        return f"echo: {text[-300:]}"
+
     def _step(self, body: Mapping[str, Any]) -> tuple[str, str]:
         """The step that answers a request, and what names its script."""
         items = [item for item in body.get("input") or () if isinstance(item, dict)]
-        users = [(at, _text(item)) for at, item in enumerate(items) if item.get("role") == "user"]
+        users = [(at, _HOST.sub("", _text(item)).strip()) for at, item in enumerate(items) if item.get("role") == "user"]
         scripted = [(at, found[-1]) for at, text in users if (found := _SCRIPT.findall(text))]
         if not scripted:
-            return f"say echo: {users[-1][1][-300:] if users else ''}", ""
+            return f"say {self.unscripted(users[-1][1] if users else '')}", ""
         at, script = scripted[-1]
         after = [text for place, text in users if place > at and not text.startswith("<")]
         results = [_output(item) for item in items[at + 1 :] if str(item.get("type", "")).endswith("_output")]
@@ -336,9 +355,9 @@ class ResponsesFixture:
             await stream.say(f"apply_patch is not offered, only: {', '.join(sorted(offered))}")
 
 
-def _error(status: int, message: str) -> web.Response:
+def _error(status: int, message: str, **headers: str) -> web.Response:
     error = {"message": message, "type": "fixture_error", "code": _CODES.get(str(status), "server_error")}
-    return web.json_response({"error": error}, status=status)
+    return web.json_response({"error": error}, status=status, headers=headers)
 
 
 async def _until(path: Path | None, request: web.Request) -> bool:
@@ -355,7 +374,13 @@ async def _until(path: Path | None, request: web.Request) -> bool:
 @contextlib.asynccontextmanager
 async def responses_fixture() -> AsyncIterator[ResponsesFixture]:
     """A server on a free loopback port, gone afterwards with every answer it still holds."""
-    fixture = ResponsesFixture()
+    async with serving(ResponsesFixture()) as fixture:
+        yield fixture
+
+
+@contextlib.asynccontextmanager
+async def serving(fixture: ResponsesFixture) -> AsyncIterator[ResponsesFixture]:
+    """The same for a server of another kind."""
     runner = web.AppRunner(fixture.application(), access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     try:
@@ -383,7 +408,7 @@ apps = false
 name = "fixture"
 base_url = "{url}/v1"
 wire_api = "responses"
-env_key = "FIXTURE_API_KEY"
+{sign_in}
 {retries}
 """
 """A home's settings whose only model is the fixture. Neither approvals nor the sandbox are set: that is the driver's to do."""
@@ -391,10 +416,21 @@ env_key = "FIXTURE_API_KEY"
 NO_RETRIES: Final = "request_max_retries = 0\nstream_max_retries = 0"
 
 
-def codex_home(home: Path, url: str, *, model: str = "gpt-5.5", retries: str = NO_RETRIES, key: str = KEY) -> dict[str, str]:
-    """Make ``home`` an account whose model is the server at ``url``; returns the environment of a session in it."""
+def codex_home(
+    home: Path, url: str, *, model: str = "gpt-5.5", retries: str = NO_RETRIES, key: str = KEY, sign_in: str = ""
+) -> dict[str, str]:
+    """Make ``home`` an account whose model is the server at ``url``; returns the environment of a session in it.
+
+    The key is in the environment, or in the account's own sign-in with ``sign_in``, which is the real program.
+    """
     directory = home / ".codex"
     for each in (home, directory, home / "tmp"):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (directory / "config.toml").write_text(CONFIG.format(url=url, model=model, retries=retries))
-    return {"HOME": str(home), "CODEX_HOME": str(directory), "TMPDIR": str(home / "tmp"), "FIXTURE_API_KEY": key}
+    way = "requires_openai_auth = true" if sign_in else f'env_key = "{KEY_VARIABLE}"'
+    (directory / "config.toml").write_text(CONFIG.format(url=url, model=model, retries=retries, sign_in=way))
+    environment = {"HOME": str(home), "CODEX_HOME": str(directory), "TMPDIR": str(home / "tmp")}
+    if not sign_in:
+        return {**environment, KEY_VARIABLE: key}
+    command = [sign_in, "login", "--with-api-key"]
+    subprocess.run(command, env=environment, input=key.encode(), capture_output=True, check=True, timeout=60)
+    return environment

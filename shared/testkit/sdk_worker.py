@@ -394,7 +394,7 @@ def built(name: str = "ACPAgentRunner") -> Path:
     imported = Path(pkg.__file__).parents[1]
     if imported.parent == ROOT:
         return packages.build(name, Path(directory.name))
-    extracted = imported if name == package_roots.current() else imported.parent / name
+    extracted = package_roots.beside(imported, name)
     if not (extracted / "manifest.yaml").is_file():
         raise SetupError(f"{imported.parent} holds no {name}")
     return build_package(extracted, Path(directory.name))
