@@ -195,7 +195,6 @@ class HubProtocol:
         for link in list(self._links.get(installation, {}).values()):
             for job_id in list(link.jobs):
                 self.cancel(job_id, now)
-        self._retry_parked()
 
     def revoke(self, installation: Installation, now: float) -> None:
         """Drop exactly this installation: its secret, its connections, its jobs. What was dispatched stays marked."""
