@@ -103,8 +103,9 @@ async def test_a_message_is_worked_on_on_the_users_machine_and_the_session_stays
     second = await rig.run("say two")
     assert "two" in second.text
     assert descendants(daemon.pid) == agents
+    tree = {pid: hostile_trees.start_time(pid) for pid in agents}
     await rig.harness.close()
-    assert hostile_trees.gone({pid: hostile_trees.start_time(pid) for pid in agents})
+    assert hostile_trees.gone(tree)
 
 
 async def test_a_session_that_is_not_kept_is_resumed_by_its_id(rig: Rig, tmp_path: Path) -> None:
