@@ -78,6 +78,8 @@ class Rig:
 async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     """The daemon of it is not running yet."""
     monkeypatch.setenv("HOME", str(tmp_path / "worker"))
+    # Only the test of the notice wants it; on a busy machine a daemon takes longer to start.
+    monkeypatch.setattr(limits, "DAEMON_WAIT_NOTICE", WAIT)
     port = free_port()
     home = DaemonHome(tmp_path / "home", f"ws://127.0.0.1:{port}")
     async with harness(tmp_path, location="daemon", daemon_id=DAEMON_ID) as made:
