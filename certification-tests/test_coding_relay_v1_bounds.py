@@ -204,6 +204,69 @@ class TestCrowds:
                     assert len(proxy.pipes) == 1
                     assert await host.list_daemons() == []
 
+    async def test_strangers_hold_little_of_the_hubs_memory(self, tmp_path: Path) -> None:
+        """Our rule: before the proof a message is not taken from the wire beyond what a hello may have, whatever it says."""
+        huge = b"\x81\xff" + (MB - 1).to_bytes(8, "big") + bytes(4) + bytes(MB - 2)
+        async with started("hub", state_dir=str(tmp_path)) as hub, contextlib.AsyncExitStack() as crowd:
+            url = await hub.told("endpoint")
+            async with SocketDaemon(url):
+                before = hub.resident()
+            for _ in range(60):
+                one = SocketDaemon(url)
+                await crowd.enter_async_context(one)
+                one.write(huge)
+                assert (await one.closed())[0] in (0, 1009), "cut, or told that it is too much"
+            assert hub.resident() - before < 10 * MB
+            async with running_daemon(ScriptedDaemon(url=url)):
+                await hub.ask("wait")
+
+    async def test_connections_that_never_say_what_they_want_cost_few_descriptors(self, tmp_path: Path) -> None:
+        """Our rule: the oldest gives way, and a daemon is in while they keep coming."""
+        async with started("hub", state_dir=str(tmp_path)) as hub:
+            url = await hub.told("endpoint")
+            host, port = url.removeprefix("ws://").split(":")
+            most = hub.descriptors() + limits.RELAY_OPENING
+            crowd: list[asyncio.StreamWriter] = []
+            try:
+                for _ in range(12):
+                    for _ in range(50):
+                        _, writer = await asyncio.open_connection(host, int(port))
+                        writer.write(b"GET / HTTP/1.1\r\n")
+                        crowd.append(writer)
+                async with running_daemon(ScriptedDaemon(url=url)) as task:
+                    await hub.ask("wait")
+                    await until(lambda: hub.descriptors() <= most + 1)
+                    assert not task.done()
+            finally:
+                for writer in crowd:
+                    writer.transport.abort()
+
+    async def test_refused_connections_that_do_not_leave_cost_few_descriptors(self, tmp_path: Path) -> None:
+        """Our rule: an answer to a close frame is waited for from some of a crowd, and not from all."""
+        async with started("hub", state_dir=str(tmp_path)) as hub, contextlib.AsyncExitStack() as crowd:
+            url = await hub.told("endpoint")
+            before = hub.descriptors()
+            deaf = []
+            for _ in range(200):
+                one = SocketDaemon(url)
+                await crowd.enter_async_context(one)
+                one.socket.transport.pause_reading()
+                await one.push(b"{}")
+                deaf.append(one)
+            await until(lambda: hub.descriptors() <= before + limits.RELAY_LEAVING + 1)
+
+    async def test_a_parked_daemon_may_have_a_long_table_once_it_is_proven(self) -> None:
+        """Our rule: the narrow bound ends with the proof, whenever that comes."""
+        port = free_port()
+        many = [f"job-{number:060d}" for number in range(1000)]
+        async with running_hub(shared=True, installation="host", token=OTHER_TOKEN, port=port) as host:
+            daemon = ScriptedDaemon(url=host.endpoint, quiesced=many)
+            async with running_daemon(daemon):
+                await until(lambda: ("parked", "") in daemon.states)
+                async with running_hub(shared=True, installation="guest", port=port):
+                    await until(lambda: daemon.connected)
+                    assert [state for state, _ in daemon.states] == ["parked", "connected"]
+
     async def test_an_installation_has_128_daemons_and_the_next_waits_its_turn(self, hub: AgentRuntimeDaemonHub) -> None:
         """Our rule: the 129th is told so and comes back; it is in as soon as one has left."""
         async with contextlib.AsyncExitStack() as stack:

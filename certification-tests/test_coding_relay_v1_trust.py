@@ -599,6 +599,17 @@ class TestListener:
             await hub.reconfigure("127.0.0.1", 0, OTHER_TOKEN)
             assert hub.is_running
 
+    async def test_who_waits_while_the_settings_change_goes_on_waiting(self) -> None:
+        """Our rule: a run that waits is neither ended nor told that there is no hub; the new settings' daemon serves it."""
+        async with running_hub(token=OTHER_TOKEN) as hub:
+            waiting = asyncio.create_task(hub.wait_for_daemon("laptop", WAIT))
+            await until(lambda: hub._users == 1)
+            await hub.reconfigure("127.0.0.1", 0, TOKEN)
+            async with running_daemon(ScriptedDaemon(url=hub.endpoint)):
+                await waiting
+            await hub.stop()
+            assert (await refusal(hub.wait_for_daemon("laptop", WAIT))).reason == "daemon_hub_not_started"
+
     async def test_a_port_that_is_taken_is_an_error_that_names_the_field(self) -> None:
         """Our rule: the person reads which field to change."""
         async with running_hub() as hub:
@@ -607,6 +618,12 @@ class TestListener:
             assert "daemon-port" in str(error)
             named = await refusal(AgentRuntimeDaemonHub(error_code_prefix="coding").start("hub.invalid", 0, TOKEN))
             assert named.code == "coding.daemon_bind_failed"
+
+    @pytest.mark.parametrize("port", [65536, 99999999])
+    async def test_what_is_no_port_is_the_same_error(self, port: int) -> None:
+        """Bad input: the environment's value, which no form has checked."""
+        error = await refusal(AgentRuntimeDaemonHub(error_code_prefix="coding").start("127.0.0.1", port, TOKEN))
+        assert error.code == "coding.daemon_bind_failed"
 
     async def test_a_token_is_needed_and_in_the_shared_profile_a_good_one(self) -> None:
         """Our rule: no hub without authentication; the error has the command that makes a token."""
@@ -706,6 +723,8 @@ class TestListener:
             "token": "e",
         }
         assert read({"daemon-enabled": False}, env_prefix="X")["enabled"] is False
+        for no_number in ("²", "-1", "1e3", "9" * 5000):
+            assert read({"daemon-port": no_number})["port"] == 8766
 
 
 @pytest.mark.asyncio

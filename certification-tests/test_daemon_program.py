@@ -21,6 +21,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from pkg import limits
 from pkg.agent_api import (
     Answer,
     ApprovalRequested,
@@ -35,6 +36,7 @@ from pkg.agent_api import (
 from pkg.daemon_relay import AgentRuntimeDaemonHub
 from pkg.errors import CodingError, ProcessCleanupUnconfirmed, TurnInProgress
 from pkg.remote_session import RemoteDriver
+from pkg.runtime_support import session_guard
 from pkg.supervised_process import JOB_MARKER
 from testkit import daemon_rig, hostile_trees
 from testkit.acp_harness import poll
@@ -180,6 +182,21 @@ class TestSessions:
                 assert busy.value.code == "coding.session_busy"
 
     @pytest.mark.asyncio
+    async def test_a_new_session_s_writer_is_the_only_one_until_its_processes_are_gone(
+        self, pair: tuple[AgentRuntimeDaemonHub, DaemonHome]
+    ) -> None:
+        """The guard ends after the agent, not with the wish to end it: what is still ending may still write."""
+        hub, home = pair
+        guards = home.directory / limits.STATE_DIRECTORY / "sessions"
+        async with running(home), opened(hub) as session:
+            await session.prompt(Prompt("child\nhang"))
+            pids = await told_pids(session)
+            closing = asyncio.create_task(session.close())
+            async with session_guard(guards, session.directory, session.session_id, wait=WAIT):
+                assert hostile_trees.living(pids) == []
+            await closing
+
+    @pytest.mark.asyncio
     async def test_a_cut_in_the_middle_of_a_turn_changes_nothing(self, pair: tuple[AgentRuntimeDaemonHub, DaemonHome]) -> None:
         """What the agent says while nobody is connected arrives afterwards, whole; the wire never carried token or key."""
         hub, home = pair
@@ -191,7 +208,7 @@ class TestSessions:
                 await following(session, lambda event: isinstance(event, TextDelta))
                 proxy.cut()
                 gate.touch()
-                await poll(lambda: b": lost (" in home.log.read_bytes())
+                await poll(lambda: b": no connection (" in home.log.read_bytes())
                 proxy.restore()
                 events = await following(session, lambda event: isinstance(event, TurnEnded))
                 assert text_of(events) == "".join(f"{number} " for number in range(500)) + "after"
@@ -370,7 +387,7 @@ class TestCertificates:
                 home.policy.write_text(plain.replace("[[hubs]]", f"[[hubs]]\n{line}"))
                 home.log.unlink(missing_ok=True)
                 async with running(home):
-                    await poll(lambda: home.log.exists() and b": lost (" in home.log.read_bytes())
+                    await poll(lambda: home.log.exists() and b": no connection (" in home.log.read_bytes())
                     assert await hub.list_daemons() == []
             home.policy.write_text(plain.replace("[[hubs]]", f'[[hubs]]\ncertificate_sha256 = "{front.pin}"'))
             async with running(home), opened(hub) as session:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pkg import relay_auth
 from pkg import relay_protocol as relay
 from pkg.relay_admission import REASONS, reason_text
 from pkg.relay_auth import Transcript, challenge_frame
@@ -473,6 +474,60 @@ def test_the_same_incarnation_with_another_key_is_probed_like_a_stranger() -> No
     second = RawDaemon(hub).join()
     assert first.closed is None
     assert "daemon.ready" not in second.types()
+
+
+def test_a_crowd_in_its_handshake_does_not_push_out_a_daemon_from_elsewhere() -> None:
+    """Our rule: the oldest of the largest crowd gives way, before the proof as while parked."""
+    hub = line()
+    daemon = RawDaemon(hub)
+    for number in range(600):
+        RawDaemon(hub, f"s{number}", address="203.0.113.9")
+    daemon.join()
+    assert daemon.closed is None
+    assert daemon.types()[-1] == "daemon.ready"
+
+
+def test_what_a_secret_costs_does_not_grow_with_everybody_else_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our rule: of a crowd that waits each is tried with the new secret alone, and none when one goes."""
+    hub = Line(shared=True)
+    for number in range(50):
+        hub.hub.put_secret(number, f"installation-{number}-aB7cD2eF9gH4iJ6kL1mN8oP3qR5", hub.now)
+    for number in range(40):
+        stranger = RawDaemon(hub, f"s{number}", address=f"203.0.113.{number}")
+        stranger.hello()
+        stranger.prove()
+    assert hub.hub.parked == 40
+    tried = 0
+    proves = relay_auth.Transcript.proves
+
+    def counted(*given: Any) -> bool:
+        nonlocal tried
+        tried += 1
+        return proves(*given)
+
+    monkeypatch.setattr(relay_auth.Transcript, "proves", counted)
+    hub.hub.put_secret("late", OTHER_TOKEN, hub.now)
+    assert tried == 40
+    hub.hub.revoke("late", hub.now)
+    assert tried == 40
+    hub.hub.put_secret("north", TOKEN, hub.now)
+    assert hub.hub.parked == 0
+
+
+def test_daemons_that_are_away_with_fences_are_remembered_up_to_a_bound() -> None:
+    """Our rule: whoever holds the token can't fill the hub's memory by inventing daemons with jobs."""
+    hub = line()
+    for number in range(300):
+        one = RawDaemon(hub, f"d{number}")
+        one.join(resume=[{"job_id": f"job{number}", "epoch": "old", "state": "ending", "last": 0, "received": 0}])
+        if number >= 256:
+            assert one.closed == (1013, reason_text("daemons_unproven"))
+        one.gone()
+    assert len(hub.hub._links["north"]) == 256
+    again = RawDaemon(hub, "d7", incarnation="next").join(quiesced=["job7"])
+    assert again.types()[-1] == "daemon.ready", "one that is remembered comes back and proves"
+    again.gone()
+    assert RawDaemon(hub, "d299").join().types()[-1] == "daemon.ready", "and makes room"
 
 
 def test_an_installation_has_at_most_128_daemons_and_128_jobs(monkeypatch: pytest.MonkeyPatch) -> None:

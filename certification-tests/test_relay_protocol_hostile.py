@@ -341,6 +341,39 @@ def test_no_hub_can_say_anything_that_a_daemon_stumbles_over(said: list[Any]) ->
     assert hub.role.jobs() == ()
 
 
+def test_a_hub_that_never_reads_is_closed() -> None:
+    """Our rule: what waits for one connection is bounded at either end."""
+    hub = ByHandHub()
+    hub.join()
+    for number in range(5000):
+        hub.say({"type": "daemon.ping", "n": number})
+    assert hub.role.closing() == (1002, "protocol_error: the hub does not read")
+    assert hub.role.next_frame() is None
+
+
+def test_a_hub_that_never_stops_commanding_is_closed() -> None:
+    """Our rule: 64 commands of a job are open at once, as the hub's own end sees to; an answered one makes room."""
+    hub = ByHandHub()
+    hub.join()
+    hub.say({"type": "run.start", "job_id": "job-1", "lease": 120})
+    hub.say({"type": "run.command", "job_id": "job-1", "seq": 1, "records": [["start", {"work": True}]]})
+
+    def command(number: int) -> None:
+        records = [["steer", number, "more"]]
+        hub.say({"type": "run.command", "job_id": "job-1", "seq": number + 1, "records": records})
+
+    for number in range(1, 65):
+        command(number)
+    hub.role.command_done("job-1", 1, True)
+    command(65)
+    assert hub.role.closing() is None
+    command(66)
+    while hub.role.next_frame() is not None:
+        pass
+    assert hub.role.closing() == (1002, "protocol_error: too many commands")
+    assert len([event for event in hub.role.events() if isinstance(event, relay.Command)]) == 65
+
+
 def test_a_job_is_in_the_table_before_it_is_started_and_starts_once() -> None:
     """Our rule: first durable; a repeated or late start of a job changes nothing."""
     hub = ByHandHub()

@@ -222,7 +222,16 @@ async def test_what_is_no_event_is_passed_over(hub: AgentRuntimeDaemonHub) -> No
 
 
 @pytest.mark.parametrize(
-    "first", [{}, {"type": "TextDelta", "text": "x"}, OPENED | {"session_id": 1}, OPENED | {"capabilities": []}]
+    "first",
+    [
+        {},
+        {"type": "TextDelta", "text": "x"},
+        OPENED | {"session_id": 1},
+        OPENED | {"capabilities": []},
+        OPENED | {"session_id": "x" * 5000},
+        OPENED | {"directory": "/" * 5000},
+    ],
+    ids=["nothing", "an event", "no id", "no capabilities", "a long id", "a long directory"],
 )
 async def test_a_daemon_that_does_not_open_a_session_is_refused(hub: AgentRuntimeDaemonHub, first: Json) -> None:
     """Another first event is a protocol error, and the job is ended before that is told."""
@@ -249,6 +258,46 @@ async def test_a_failure_s_parameters_are_data(hub: AgentRuntimeDaemonHub, param
             await opened(hub)
         assert failed.value.code == "coding.agent_start_failed"
         assert failed.value.detail == ("words" if params else "")
+
+
+FORGED = 'x".\n\nYour account needs attention \x1b[31m\ud800'
+
+
+async def test_a_failure_s_parameters_stay_inside_their_sentence(hub: AgentRuntimeDaemonHub) -> None:
+    """Our rule: a daemon fills places in our texts and writes none of their lines; only the agent's words below have any."""
+
+    class Failing(ScriptedDaemon):
+        async def run_job(self, job_id: str, payload: Json) -> None:
+            many = {f"more{number}": "x" for number in range(1000)}
+            params = {"agent": FORGED, "known": "k" * 5000, "detail": "two\nlines\x07", **many}
+            await self.finish_job(job_id, "failed", {"code": "coding.policy_agent_unknown", "params": params})
+
+    async with running_daemon(Failing(url=hub.endpoint, daemon_id=DAEMON_ID)):
+        with pytest.raises(CodingError) as failed:
+            await opened(hub)
+    first, *below = str(failed.value).split("\n")
+    assert below == ["two", "lines"]
+    assert "Your account" in first and "\x1b" not in first and "\ud800" not in first
+    assert len(first) < 1200 and len(failed.value.params) < 20
+
+
+async def test_an_event_s_parameters_stay_inside_their_sentence(hub: AgentRuntimeDaemonHub) -> None:
+    """As before, for what a session says; a code that is none of ours is no text of ours."""
+    error = {"code": f"coding.{FORGED}", "detail": "words", "params": {"name": FORGED}, "retryable": False}
+    told = [
+        OPENED,
+        to_json(Notice("coding.policy_option", level="warning", params={"name": FORGED})),
+        {"type": "TurnEnded", "stop_reason": "error", "error": error},
+    ]
+    async with running_daemon(Rogue(told, url=hub.endpoint, daemon_id=DAEMON_ID)):
+        session = await opened(hub)
+        await session.prompt(Prompt("go"))
+        notice, end = await following(session, lambda event: isinstance(event, TurnEnded))
+        assert isinstance(notice, Notice) and "\n" not in notice.params["name"]
+        assert isinstance(end, TurnEnded) and end.error is not None
+        assert (end.error.code, end.error.detail) == ("coding.daemon_job_failed", "words")
+        assert "\n" not in end.error.params["name"]
+        await session.close()
 
 
 async def test_a_machine_that_is_not_there(hub: AgentRuntimeDaemonHub) -> None:

@@ -335,6 +335,18 @@ async def test_a_revocation_returns_when_the_turn_there_is_proven_gone(rig: Rig,
     assert not listening()
 
 
+async def test_what_git_takes_for_the_repository_has_to_be_inside_the_roots(rig: Rig) -> None:
+    """Our rule: as before, when something that only looks like a repository lies in between."""
+    outer = ("git", "-C", str(rig.home.directory), "-c", "user.name=a", "-c", "user.email=a@b")
+    for arguments in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", "first")):
+        await asyncio.to_thread(subprocess.run, [*outer, *arguments], check=True, capture_output=True)
+    (rig.home.workspace / ".git").mkdir()
+    async with running(rig.home):
+        outcome = await rig.run("say hello", workspace_mode="worktree")
+    assert "coding.policy_workspace_outside" in outcome.log
+    assert not (rig.home.directory / ".worktrees").exists()
+
+
 async def test_a_fenced_daemon_is_said_to_be_so(rig: Rig, daemon: DaemonProcess) -> None:
     """DESIGN §5: without the proof that the turn is gone the daemon gets no job, and the person reads that."""
     stream = rig.stream("say begun\nhang", keep_warm=0)

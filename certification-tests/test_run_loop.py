@@ -21,6 +21,7 @@ from pkg.agent_api import (
     Prompt,
     QuestionAsked,
     SessionSpec,
+    SessionStarted,
     TextDelta,
     ToolFinished,
     ToolStarted,
@@ -216,6 +217,37 @@ async def test_without_keep_warm_the_session_is_closed_and_resumed_by_its_stored
         assert list(h.host.state.values()) == [{"value": "scripted-1"}]
         assert all(key.startswith("lb_") for key in h.host.state)
         assert [action for action, _ in h.host.calls].count("state_set") == 1
+
+
+@pytest.mark.asyncio
+async def test_an_agent_that_renames_its_session_without_end_costs_the_host_little(tmp_path: Path) -> None:
+    """Our rule: the host is asked to store one id at a time, and the last one is what it has in the end."""
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        for number in range(2000):
+            session.emit(SessionStarted(f"name-{number}"))
+        session.emit(TextDelta("done"))
+        return None
+
+    async with harness(tmp_path, ScriptedDriver(script), keep_warm=0) as h:
+        assert (await h.run("one")).shown == ["done"]
+        assert list(h.host.state.values()) == [{"value": "name-1999"}]
+        assert [action for action, _ in h.host.calls].count("state_set") < 200
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("name", ["x" * 5000, "two\nlines", "half \ud800"])
+async def test_a_session_s_name_that_nobody_could_read_is_not_stored(tmp_path: Path, name: str) -> None:
+    """Our rule: the host keeps an id for good, so it is a short readable one; the message is answered all the same."""
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        session.emit(SessionStarted(name))
+        session.emit(TextDelta("done"))
+        return None
+
+    async with harness(tmp_path, ScriptedDriver(script), keep_warm=0) as h:
+        assert (await h.run("one")).shown == ["done"]
+        assert list(h.host.state.values()) == [{"value": "scripted-1"}]
 
 
 @pytest.mark.asyncio

@@ -322,6 +322,15 @@ async def test_a_session_has_one_writer(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("name", ["half \ud800", "raw \udcff", "nul \0", "../../up", "n" * 100_000])
+async def test_a_session_may_have_any_name(tmp_path: Path, name: str) -> None:
+    """Bad input: an id is data of an agent's or a hub's, and never part of a path."""
+    async with session_guard(tmp_path / "state", tmp_path, name):
+        assert len(list((tmp_path / "state").iterdir())) == 1
+    assert [each.name for each in tmp_path.iterdir()] == ["state"]
+
+
+@pytest.mark.asyncio
 async def test_waiting_for_a_session_never_blocks_the_loop(tmp_path: Path) -> None:
     """Our rule: a waiter gets the session once it is free, and everything else goes on meanwhile."""
     order: list[str] = []

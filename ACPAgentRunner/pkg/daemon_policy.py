@@ -16,7 +16,7 @@
     path = ""                                 # where commands are looked for first
 
     [[hubs]]
-    url = "wss://chat.example.org:8766"
+    url = "wss://chat.example.org:8767"
     key_file = "laptop.key"                   # or token_file; else the environment or a prompt
     certificate_sha256 = ""                   # pins a certificate instead of the system's authorities
     insecure_plaintext = false                # ws:// to another machine
@@ -30,7 +30,9 @@
 
 Guarantees: a file that cannot be used whole is not used at all, and the error names file, line and key; an unknown key is such
 an error, so that no typing mistake loosens anything; command lines come from this file only; directories are compared by
-their real paths, so no symbolic link leads out of a root; a job outside of the policy raises before anything is started.
+their real paths, so no symbolic link leads out of a root; the file itself, the daemon's secrets and its state lie in none of
+them, so that an agent which may edit its workspace can't edit those; a job outside of the policy raises before anything is
+started.
 """
 
 from __future__ import annotations
@@ -264,7 +266,8 @@ def load(file: Path, drivers: Collection[str]) -> Policy:
     except tomllib.TOMLDecodeError as exc:
         place = re.search(r"\(at line (\d+), column \d+\)", str(exc))
         line = int(place[1]) if place else text.count("\n") + 1
-        raise PolicyError(file, line, "", re.sub(r" \(at .*\)$", "", str(exc))) from None
+        said = re.sub(r" \(at .*\)$", "", str(exc))
+        raise PolicyError(file, line, "", f"not TOML: {said}. Texts stand in quotes, a key stands once") from None
     return _policy(_Table(_Source(file, text), values, ()), tuple(drivers))
 
 
@@ -339,7 +342,7 @@ class _Table:
     def texts(self, key: str, default: tuple[str, ...] = ()) -> tuple[str, ...]:
         value = self._left.pop(key, list(default))
         if not isinstance(value, list) or not all(isinstance(item, str) and item and "\0" not in item for item in value):
-            raise self.error(key, "is not a list of texts")
+            raise self.error(key, 'is not a list of texts; write ["one", "two"]')
         return tuple(value)
 
     def variables(self, key: str) -> tuple[str, ...]:
@@ -361,7 +364,7 @@ class _Table:
             try:
                 real = (self.source.file.parent / _home(name)).resolve(strict=True)
             except (OSError, ValueError, RuntimeError):
-                raise self.error(key, f'"{name}" does not exist') from None
+                raise self.error(key, f'"{name}" does not exist; make it, or name another directory') from None
             if not real.is_dir():
                 raise self.error(key, f'"{name}" is no directory')
             if real == Path(real.anchor):
@@ -414,8 +417,15 @@ def _policy(top: _Table, drivers: tuple[str, ...]) -> Policy:
     named = top.table("agents")
     agents = {name: _agent(named.table(name), name, drivers, roots, common, most) for name in named.names()}
     if not agents:
-        raise top.error("agents", "names no agent; write [agents.NAME]")
+        raise top.error("agents", "names no agent; write [agents.NAME], or take the # away from one that is there")
     top.done()
+    own = [("this file", top.source.file), ("state_dir", state_dir)]
+    own += [("a key or token", file) for hub in hubs for file in (hub.key_file, hub.token_file) if file is not None]
+    for what, file in own:
+        real = file.resolve()
+        for root in roots:
+            if root == real or root in real.parents:
+                raise top.error("workspaces", f'{what} lies inside "{root}", where agents could change it')
     return Policy(
         file=top.source.file,
         daemon_id=daemon_id,

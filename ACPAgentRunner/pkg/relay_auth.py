@@ -24,7 +24,7 @@ import binascii
 import hashlib
 import hmac
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -212,15 +212,16 @@ class Secrets:
 
     def proven(self, handshake: Transcript, proof: str) -> list[tuple[Installation, bytes]]:
         """Every installation whose token made this proof, with the daemon key."""
-        return [(found, key) for found, key in self._keys(handshake.daemon_id) if handshake.proves(key, "daemon", proof)]
+        return [found for each in self._tokens if (found := self.proven_by(each, handshake, proof)) is not None]
+
+    def proven_by(self, installation: Installation, handshake: Transcript, proof: str) -> tuple[Installation, bytes] | None:
+        """The installation, with the daemon key, when its own token made this proof."""
+        key = daemon_key(self._tokens[installation], handshake.daemon_id)
+        return (installation, key) if handshake.proves(key, "daemon", proof) else None
 
     def holding(self, daemon_id: str, token: str) -> list[tuple[Installation, bytes]]:
         """Every installation that has exactly this token, with the daemon key."""
         return [(found, daemon_key(own, daemon_id)) for found, own in self._tokens.items() if _same(own, token)]
-
-    def _keys(self, daemon_id: str) -> Iterator[tuple[Installation, bytes]]:
-        for installation, token in self._tokens.items():
-            yield installation, daemon_key(token, daemon_id)
 
 
 def fingerprint(key: bytes) -> bytes:

@@ -165,6 +165,11 @@ class AgentRuntimeDaemonClient:
         self._jobs: dict[str, _Running] = {}
         self._anchor: Endpoint | None = None
         self._wake = asyncio.Event()
+        self._sending: relay_sockets.Sending | None = None
+        self._quiet = False
+        """Whether the writer has had nothing to do for a turn of the loop."""
+        self._passed = False
+        """Whether the writer was woken and had to leave the connection to a job's own frame."""
         self._timer: asyncio.TimerHandle | None = None
         self._ticked = 0.0
         self._refusal: Refused | None = None
@@ -203,20 +208,24 @@ class AgentRuntimeDaemonClient:
         Raises :class:`AgentRuntimeDaemonError` (``daemon_message_too_large``) and ``ValueError`` for what is no JSON object.
         """
         running = self._jobs.get(job_id)
-        while running is not None:
-            running.writable.clear()
-            try:
-                taken = self._protocol.emit(job_id, dict(event))
-            except MessageTooLarge as exc:
-                raise relay_error(_PREFIX, "daemon_message_too_large", size=exc.size, most=exc.most) from None
+        if running is None:
+            return
+        value = event if type(event) is dict else dict(event)
+        try:
+            while not self._protocol.emit(job_id, value):
+                running.writable.clear()
+                self._wake.set()
+                await running.writable.wait()
+        except MessageTooLarge as exc:
+            raise relay_error(_PREFIX, "daemon_message_too_large", size=exc.size, most=exc.most) from None
+        if (self._quiet or self._protocol.full) and self._sending is not None and self._sending.free:
+            await self._send(self._sending)
+        else:
             self._wake.set()
-            if taken:
-                running.emitted += 1
-                if running.emitted % limits.RELAY_BATCH == 0:
-                    # A job that never waits for anything else must not keep the loop from sending what it says.
-                    await asyncio.sleep(0)
-                return
-            await running.writable.wait()
+        running.emitted += 1
+        if running.emitted % limits.RELAY_BATCH == 0:
+            # A job that never waits for anything else must not keep the loop from all the others.
+            await asyncio.sleep(0)
 
     async def finish_job(self, job_id: str, outcome: Outcome = "completed", error: Json = None) -> None:
         """Say how the job ends; it has ended when its :meth:`run_job` returns."""
@@ -328,11 +337,12 @@ class AgentRuntimeDaemonClient:
                 self.url, context=self._ssl_context, pin=self._pin, timeout=self.times.handshake
             )
         except (OSError, TimeoutError, WebSocketException) as exc:
-            self.on_state("lost", type(exc).__name__)
+            self.on_state("lost", relay_sockets.trouble(exc))
             return relay_sockets.network_trouble(exc)
         protocol = self._protocol
         protocol.connect(relay_sockets.relay_clock())
-        writer = asyncio.create_task(self._write(connection))
+        sending = self._sending = relay_sockets.Sending(connection, self.times.dead)
+        writer = asyncio.create_task(self._write(connection, sending))
         self._pump()
         try:
             await self._read(connection)
@@ -342,6 +352,8 @@ class AgentRuntimeDaemonClient:
         finally:
             writer.cancel()
             await asyncio.wait({writer})
+            self._sending, self._quiet = None, False
+            sending.stop()
             relay_sockets.cut(connection)
             closed = connection.protocol.close_rcvd if connection.protocol.close_rcvd_then_sent else None
             code, reason = (0, "") if closed is None else (int(closed.code), closed.reason)
@@ -361,18 +373,52 @@ class AgentRuntimeDaemonClient:
                 protocol.receive(bytes(frame), now)
                 self._pump()
 
-    async def _write(self, connection: ClientConnection) -> None:
+    async def _write(self, connection: ClientConnection, sending: relay_sockets.Sending) -> None:
+        """Send what waits, whenever something does and :meth:`emit_event` has not sent it already."""
         protocol = self._protocol
         with contextlib.suppress(ConnectionClosed):
             while True:
-                while (frame := protocol.next_frame()) is not None:
-                    await relay_sockets.send(connection, frame, self.times.dead)
-                self._tell()
-                if (close := protocol.closing()) is not None:
-                    await relay_sockets.close(connection, *close, self.times.dead / limits.RELAY_CLOSE_SHARE)
-                    return
+                if sending.free:
+                    busy = False
+                    while (frame := protocol.next_frame()) is not None:
+                        await sending.send(frame)
+                        busy = True
+                    self._tell()
+                    if (close := protocol.closing()) is not None:
+                        await relay_sockets.close(connection, *close, self.times.dead / limits.RELAY_CLOSE_SHARE)
+                        return
+                    if busy:
+                        # Jobs that are saying something get to say more of it first: then it is one frame and not many.
+                        await asyncio.sleep(0)
+                        continue
+                    self._quiet = True
+                else:
+                    self._passed = True
                 self._wake.clear()
                 await self._wake.wait()
+                self._quiet = False
+
+    async def _send(self, sending: relay_sockets.Sending) -> None:
+        """Send what waits in the caller's own step: a lone event need not wait for the writer's turn, nor a full frame."""
+        lone, self._quiet = self._quiet, False
+        try:
+            if (frame := self._protocol.next_frame()) is not None:
+                with contextlib.suppress(ConnectionClosed):
+                    await sending.send(frame)
+        finally:
+            self._tell()
+            if lone and not self._passed and not self._protocol.waiting:
+                asyncio.get_running_loop().call_soon(self._turned, sending, context=contextvars.Context())
+            else:
+                self._passed = False
+                self._wake.set()
+
+    def _turned(self, sending: relay_sockets.Sending) -> None:
+        """The loop has turned since a lone event; if something else waits by now, it was not alone."""
+        if self._protocol.waiting:
+            self._wake.set()
+        elif self._sending is sending:
+            self._quiet = True
 
     async def _say_goodbye(self, connection: ClientConnection) -> None:
         """The daemon stops: end its jobs and let the hub know, as long as it listens."""
@@ -451,7 +497,6 @@ class AgentRuntimeDaemonClient:
             elif isinstance(event, Refused):
                 self._refusal = event
                 reason = f"{event.reason} ({UNSEALED})" if event.claimed else event.reason
-                log.warning("the hub says: %r", reason)
                 self.on_state("refused", reason)
             elif isinstance(event, JobForgotten):
                 self._untold.discard(event.job_id)

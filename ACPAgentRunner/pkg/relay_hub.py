@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from typing import Final, cast
+from typing import cast
 
 from pkg import limits
 from pkg.relay_admission import Admission, Socket, reason_text
@@ -50,9 +50,6 @@ from pkg.relay_frames import Counters, FrameError, Json, Message, encode, flag_o
 from pkg.relay_jobs import HubJob, Link, fate_of
 from pkg.relay_streams import pack, shares
 from pkg.relay_table import Table, table_of
-
-_CONTROLS: Final = 4096
-"""Messages besides streams that may wait for one connection; honest ones never have a tenth of it."""
 
 
 class HubProtocol:
@@ -122,6 +119,11 @@ class HubProtocol:
         """What an open connection had dropped."""
         return self._sockets[number].counters
 
+    def proven(self, number: int) -> bool:
+        """Whether an open connection has shown its installation's secret."""
+        socket = self._sockets.get(number)
+        return socket is not None and socket.channel is not None
+
     @property
     def parked(self) -> int:
         """How many connections wait for their installation's secret."""
@@ -179,7 +181,8 @@ class HubProtocol:
         if self._secrets.conflicting(installation):
             self._close_all(installation, "daemon_token_conflict")
         if not known or changed:
-            self._retry_parked()
+            for socket in self._admission.retry(installation, now):
+                self._proven(socket)
 
     def conflicting(self, installation: Installation) -> bool:
         """Whether another installation has shown the same token, so that neither can have daemons."""
@@ -192,7 +195,6 @@ class HubProtocol:
         for link in list(self._links.get(installation, {}).values()):
             for job_id in list(link.jobs):
                 self.cancel(job_id, now)
-        self._retry_parked()
 
     def revoke(self, installation: Installation, now: float) -> None:
         """Drop exactly this installation: its secret, its connections, its jobs. What was dispatched stays marked."""
@@ -206,7 +208,6 @@ class HubProtocol:
                 self._forget_job(job)
                 self._events.append(JobLost(job.job_id, "revoked"))
         self._close_all(installation, "installation_revoked")
-        self._retry_parked()
 
     def cancel_all(self, now: float) -> None:
         """End every job, before the hub goes away; the shell goes on until the cancels are answered or their time is up."""
@@ -217,10 +218,6 @@ class HubProtocol:
         """Close every connection because the hub goes away."""
         for socket in list(self._sockets.values()):
             self._close(socket, CLOSE_GOING_AWAY, reason_text("hub_stopped"))
-
-    def _retry_parked(self) -> None:
-        for socket in self._admission.retry(self._now):
-            self._proven(socket)
 
     # -------------------------------------------------------------- connections
 
@@ -325,7 +322,7 @@ class HubProtocol:
             return
         socket.controls.append(encode(message))
         self._output.add(socket.number)
-        if len(socket.controls) > _CONTROLS:
+        if len(socket.controls) > limits.RELAY_CONTROLS:
             socket.controls.clear()
             self._close(socket, CLOSE_RETRY, reason_text("daemon_not_reading"))
 
@@ -394,6 +391,11 @@ class HubProtocol:
             table = table_of(message)
         except FrameError as exc:
             self._close(socket, CLOSE_PROTOCOL, reason_text("protocol_error", exc.reason))
+            return
+        known = self._links.get(socket.installation, {})
+        if identity.daemon_id not in known and len(known) >= limits.RELAY_KNOWN_DAEMONS:
+            full = sum(other.socket is not None for other in known.values()) >= limits.RELAY_DAEMONS
+            self._close(socket, CLOSE_RETRY, reason_text("daemons_full" if full else "daemons_unproven"))
             return
         link = self._link(socket.installation, identity.daemon_id)
         if link.socket is not None:

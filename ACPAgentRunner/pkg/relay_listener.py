@@ -3,9 +3,10 @@
 One listener may serve many installations (``shared``); what belongs to one of them is reachable only with its key. Its tasks
 run in an empty context, whoever opened it: no frame is ever handled with some run's authority.
 
-Guarantees: one task per connection reads and one writes, both ended and awaited with the connection; a connection whose other
-side takes nothing is cut; a job is told everything that concerns it on the loop's own turn, in order; :meth:`Listener.close`
-returns when no task, connection or socket of the listener is left.
+Guarantees: strangers cost a bounded number of connections of a bounded size each; one task per connection reads and one writes,
+both ended and awaited with the connection; a connection whose other side takes nothing is cut; a job is told everything that
+concerns it on the loop's own turn, in order; :meth:`Listener.close` returns when no task, connection or socket of the listener
+is left.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from websockets.exceptions import ConnectionClosed
 
 from pkg import limits, relay_sockets
 from pkg.relay_auth import Installation, nonce_text
+from pkg.relay_entrance import Entrance, address_of, widen
 from pkg.relay_errors import relay_error
 from pkg.relay_events import (
     CommandResult,
@@ -49,8 +51,8 @@ from pkg.relay_streams import MessageTooLarge
 
 log = logging.getLogger(__name__)
 
-_JOB_ENDS = JobFinished | JobLost | JobUnconfirmed
-_JOB_NEWS = JobEvents | CommandResult | McpRequest | JobFinished | JobLost | JobUnconfirmed
+_JOB_ENDS = (JobFinished, JobLost, JobUnconfirmed)
+_JOB_NEWS = (JobEvents, CommandResult, McpRequest, JobFinished, JobLost, JobUnconfirmed)
 
 REFUSALS: Final = {
     "daemon_offline": "daemon_offline",
@@ -89,6 +91,8 @@ class Listener:
         self._server: Server | None = None
         self._wakes: dict[int, asyncio.Event] = {}
         self._connections: dict[int, ServerConnection] = {}
+        self._entrance = Entrance()
+        self._leaving = 0
         self._numbers = 0
         self._timer: asyncio.TimerHandle | None = None
         self._ticked = relay_sockets.relay_clock()
@@ -111,7 +115,9 @@ class Listener:
 
     async def start(self) -> None:
         """Bind and listen; raises ``OSError``. Must run in an empty context."""
-        self._server = await relay_sockets.listen(self._serve, self.host, self.port)
+        self._server = await relay_sockets.listen(
+            self._serve, self.host, self.port, connection=self._entrance.connection, max_size=limits.RELAY_UNPROVEN_BYTES
+        )
         if self._markers is not None:
             self._disk = ThreadPoolExecutor(1, thread_name_prefix="relay-markers")
         self._tick()
@@ -235,24 +241,32 @@ class Listener:
 
     # -------------------------------------------------------------- the protocol's news
 
-    def pump(self) -> None:
-        """Tell everybody what happened, wake the writers, and see to the next tick."""
-        self._tell()
+    def pump(self) -> bool:
+        """Tell everybody what happened, wake the writers, and see to the next tick; whether a job was given events."""
+        given = self._tell()
         self._tick_within(self.times.ack_delay)
+        return given
 
-    def _tell(self) -> None:
+    def _tell(self) -> bool:
+        given = False
         changed: dict[Installation, None] = {}
+        noted: set[tuple[type, Installation, str]] = set()
         for event in self.protocol.events():
             if isinstance(event, _JOB_NEWS):
                 job = self._jobs.get(event.job_id)
                 if job is not None:
-                    if isinstance(event, _JOB_ENDS):
+                    if isinstance(event, JobEvents):
+                        given = True
+                    elif isinstance(event, _JOB_ENDS):
                         changed[self._owners.pop(event.job_id)] = None
                         del self._jobs[event.job_id]
                     job.told(event)
             else:
                 changed[event.installation] = None
-                _note(event)
+                what = (type(event), event.installation, event.daemon_id)
+                if what not in noted:  # a daemon may be fenced for a thousand jobs at once
+                    noted.add(what)
+                    _note(event)
         for number in self.protocol.output():
             wake = self._wakes.get(number)
             if wake is not None:
@@ -261,6 +275,7 @@ class Listener:
             told = self.users.get(installation)
             if told is not None:
                 told()
+        return given
 
     def _tick_within(self, delay: float) -> None:
         if self._server is None and not self._wakes:
@@ -282,16 +297,16 @@ class Listener:
     # -------------------------------------------------------------- connections
 
     async def _serve(self, connection: ServerConnection) -> None:
+        self._entrance.leave(connection)
         self._numbers += 1
         number = self._numbers
-        peer = connection.remote_address
-        address = str(peer[0]) if isinstance(peer, tuple) and peer else "local"
         wake = self._wakes[number] = asyncio.Event()
         self._connections[number] = connection
         protocol = self.protocol
-        protocol.accept(number, address, relay_sockets.relay_clock())
+        protocol.accept(number, address_of(connection), relay_sockets.relay_clock())
         self.pump()
-        writer = asyncio.create_task(self._write(connection, number, wake))
+        sending = relay_sockets.Sending(connection, self.times.dead)
+        writer = asyncio.create_task(self._write(connection, sending, number, wake))
         try:
             while True:
                 frame = await connection.recv(decode=False)
@@ -301,7 +316,9 @@ class Listener:
                     self._ticked = now
                     protocol.tick(now)
                 protocol.receive(number, bytes(frame), now)
-                self.pump()
+                if self.pump():
+                    # Whoever waits for these events gets them before the next frame is looked at, which may be there already.
+                    await asyncio.sleep(0)
         except ConnectionClosed:
             return
         except Exception:
@@ -313,20 +330,36 @@ class Listener:
             self.pump()
             writer.cancel()
             await asyncio.wait({writer})
+            sending.stop()
             if not writer.cancelled() and (problem := writer.exception()) is not None:
                 log.error("a relay connection's writer failed", exc_info=problem)
 
-    async def _write(self, connection: ServerConnection, number: int, wake: asyncio.Event) -> None:
+    async def _write(
+        self, connection: ServerConnection, sending: relay_sockets.Sending, number: int, wake: asyncio.Event
+    ) -> None:
         protocol = self.protocol
+        narrow = True
         with contextlib.suppress(ConnectionClosed):
             while True:
                 while (frame := protocol.next_frame(number)) is not None:
-                    await relay_sockets.send(connection, frame, self.times.dead)
+                    if narrow and protocol.proven(number):
+                        narrow = False
+                        widen(connection)
+                    await sending.send(frame)
                 if (close := protocol.closing(number)) is not None:
-                    await relay_sockets.close(connection, *close, self.times.dead / limits.RELAY_CLOSE_SHARE)
+                    await self._dismiss(connection, *close)
                     return
                 wake.clear()
                 await wake.wait()
+
+    async def _dismiss(self, connection: ServerConnection, code: int, reason: str) -> None:
+        """Close a connection; a crowd that does not answer that is not waited for."""
+        patience = 0.0 if self._leaving >= limits.RELAY_LEAVING else self.times.dead / limits.RELAY_CLOSE_SHARE
+        self._leaving += 1
+        try:
+            await relay_sockets.close(connection, code, reason, patience)
+        finally:
+            self._leaving -= 1
 
 
 async def open_listener(

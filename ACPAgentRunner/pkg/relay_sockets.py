@@ -8,6 +8,7 @@ page (it sends an ``Origin``) never gets a connection.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import hashlib
 import hmac
 import ipaddress
@@ -16,10 +17,12 @@ import ssl
 import time
 import urllib.parse
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final, cast
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import InvalidMessage, InvalidStatus, WebSocketException
+from websockets.protocol import State
 
 from pkg import limits
 from pkg.relay_errors import SILENT
@@ -37,8 +40,18 @@ else:
         return time.monotonic()
 
 
-async def listen(handler: Callable[[ServerConnection], Awaitable[None]], host: str, port: int) -> Server:
-    """A listening WebSocket server; raises ``OSError`` when the address can't be bound."""
+async def listen(
+    handler: Callable[[ServerConnection], Awaitable[None]],
+    host: str,
+    port: int,
+    *,
+    connection: Callable[..., ServerConnection],
+    max_size: int,
+) -> Server:
+    """A listening WebSocket server; raises ``OSError`` when the address can't be bound, and ``OverflowError`` for no port.
+
+    ``connection`` makes what the library calls for each that is accepted, ``max_size`` is bytes of a message.
+    """
     return await serve(
         handler,
         host,
@@ -46,7 +59,8 @@ async def listen(handler: Callable[[ServerConnection], Awaitable[None]], host: s
         compression=None,
         origins=[None],
         server_header=None,
-        max_size=limits.RELAY_SOCKET_BYTES,
+        create_connection=cast(type[ServerConnection], connection),
+        max_size=max_size,
         max_queue=limits.RELAY_SOCKET_QUEUE,
         write_limit=limits.RELAY_SOCKET_BUFFER,
         ping_interval=None,
@@ -55,6 +69,12 @@ async def listen(handler: Callable[[ServerConnection], Awaitable[None]], host: s
         backlog=limits.RELAY_BACKLOG,
         logger=SILENT,
     )
+
+
+NOT_YET: Final = (
+    "The plugin opens its hub with the first message to a runner whose location is daemon; the daemon goes on trying until then"
+)
+"""Said with a hub that is not there, which may be well."""
 
 
 class _Connect(connect):
@@ -149,6 +169,31 @@ def network_trouble(exc: BaseException) -> bool:
     return isinstance(exc, socket.gaierror | ssl.SSLError)
 
 
+def trouble(exc: BaseException) -> str:
+    """Why :func:`dial` did not reach a hub, in words for the machine's owner."""
+    if isinstance(exc, WrongCertificate):
+        return "its certificate is another one than certificate_sha256 says"
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted here ({exc.verify_message}); see certificate_sha256"
+    if isinstance(exc, ssl.SSLError | ConnectionResetError):
+        return "what listens there hangs up; are ws:// and wss:// mixed up?"
+    if isinstance(exc, socket.gaierror):
+        return "the name is not known"
+    if isinstance(exc, ConnectionRefusedError):
+        return f"nobody listens there. {NOT_YET}"
+    if isinstance(exc, TimeoutError):
+        return f"no answer within {limits.RELAY_HANDSHAKE:g} seconds"
+    if isinstance(exc, InvalidStatus) and exc.response.status_code in (502, 503, 504):
+        return f"the proxy there reaches no hub. {NOT_YET}"
+    if isinstance(exc, InvalidStatus):
+        return f"the server answers {exc.response.status_code} instead of a WebSocket; does the proxy pass those on to the hub?"
+    if isinstance(exc, InvalidMessage) and isinstance(exc.__cause__, EOFError):
+        return f"what listens there hangs up, as an SSH tunnel to a hub that is not there does. {NOT_YET}"
+    if isinstance(exc, WebSocketException | EOFError):
+        return "what answers there is no WebSocket"
+    return f"cannot be reached ({exc.strerror or type(exc).__name__})" if isinstance(exc, OSError) else type(exc).__name__
+
+
 def cut(connection: ServerConnection | ClientConnection) -> None:
     """End a connection at once, whatever waits to be sent; nothing to do when it has ended."""
     inner = connection.transport.get_extra_info("socket")
@@ -157,16 +202,48 @@ def cut(connection: ServerConnection | ClientConnection) -> None:
         connection.transport.abort()
 
 
-async def send(connection: ServerConnection | ClientConnection, frame: bytes, patience: float) -> None:
-    """Send one frame; cuts the connection when the other side takes nothing for ``patience`` seconds.
+class Sending:
+    """The one way frames take on a connection: one at a time, and the connection is cut when the other side takes nothing."""
 
-    Raises ``websockets.exceptions.ConnectionClosed`` when the connection is gone.
-    """
-    timer = asyncio.get_running_loop().call_later(patience, cut, connection)
-    try:
-        await connection.send(frame, text=True)
-    finally:
-        timer.cancel()
+    def __init__(self, connection: ServerConnection | ClientConnection, patience: float) -> None:
+        """``patience`` is seconds one frame may wait for the other side."""
+        self._connection = connection
+        self._patience = patience
+        self._loop = asyncio.get_running_loop()
+        self._since: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """One for many frames: a timer for each would cost more than most frames."""
+
+    @property
+    def free(self) -> bool:
+        """Whether a frame would go out now: none is on its way, and the connection is open."""
+        return self._since is None and self._connection.state is State.OPEN
+
+    async def send(self, frame: bytes) -> None:
+        """Send one frame; raises ``websockets.exceptions.ConnectionClosed`` when the connection is gone."""
+        self._since = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._patience, self._look, context=contextvars.Context())
+        try:
+            await self._connection.send(frame, text=True)
+        finally:
+            self._since = None
+
+    def stop(self) -> None:
+        """Nothing will be sent any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._since is None:
+            return
+        left = self._since + self._patience - self._loop.time()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._look, context=contextvars.Context())
+        else:
+            cut(self._connection)
 
 
 async def close(connection: ServerConnection | ClientConnection, code: int, reason: str, patience: float) -> None:

@@ -200,6 +200,7 @@ class Daemon(AgentRuntimeDaemonClient):
     def on_state(self, state: str, detail: str = "") -> None:
         """One line for the owner; what only repeats (a hub that is not there yet is tried every few seconds) is for DEBUG."""
         level = logging.WARNING if state in ("refused", "lost") else logging.INFO
+        state = "no connection" if state == "lost" else state
         if (state, detail) == self._state:
             level = logging.DEBUG
         self._state = (state, detail)
@@ -213,7 +214,8 @@ class Daemon(AgentRuntimeDaemonClient):
 
     async def _session(self, job_id: str, admitted: Admitted) -> None:
         spec = admitted.spec
-        async with contextlib.AsyncExitStack() as held:
+        # The guards are the outer ones: a session that is still ending may still write.
+        async with contextlib.AsyncExitStack() as guards, contextlib.AsyncExitStack() as held:
             proxy = self.create_mcp_proxy(job_id) if admitted.tools else None
             if proxy is not None:
                 proxy.start()
@@ -224,16 +226,17 @@ class Daemon(AgentRuntimeDaemonClient):
             launcher = JobLauncher(LocalLauncher(recorded_path=self._policy.path), self._table, job_id)
             if admitted.worktree:
                 async with self._worktrees:
-                    made = await worktree(launcher, spec.cwd, admitted.worktree)
+                    roots = map(str, admitted.agent.workspaces)
+                    made = await worktree(launcher, spec.cwd, admitted.worktree, roots)
                 spec = dataclasses.replace(spec, cwd=str(workspace(admitted.agent.workspaces, made)))
             if spec.resume_session_id:
-                await held.enter_async_context(_guard(spec, spec.resume_session_id))
+                await guards.enter_async_context(_guard(spec, spec.resume_session_id))
             session = await self._drivers[admitted.agent.driver].open(spec, launcher)
             held.push_async_callback(_closed, session)
             if session.session_id != spec.resume_session_id:
                 # A new session's name can only be taken where an agent names sessions of different processes alike.
                 try:
-                    await held.enter_async_context(_guard(spec, session.session_id, wait=0.0))
+                    await guards.enter_async_context(_guard(spec, session.session_id, wait=0.0))
                 except SessionUnavailable as exc:
                     if exc.code != "coding.session_busy":
                         raise

@@ -6,16 +6,16 @@ of its secrets verifies the proof, the connection is parked: its installation ma
 
 Guarantees: an unproven connection costs one hello of at most ``RELAY_HELLO_BYTES`` and is heard on nothing but its hello, its
 proof and pings; what it says is parsed only as far as that. At most ``RELAY_PARKED`` connections are in their handshake and
-as many parked, ``RELAY_PARKED_PER_ADDRESS`` of one address, and the oldest give way, so that strangers never keep a daemon
-out. The hub proves itself to nobody whose proof it has not verified.
+as many parked, ``RELAY_PARKED_PER_ADDRESS`` of one address, and the oldest give way (of those in their handshake, the oldest of
+the largest crowd), so that strangers never keep a daemon out. The hub proves itself to nobody whose proof it has not verified.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from pkg import limits
 from pkg.relay_auth import (
@@ -49,13 +49,15 @@ from pkg.relay_streams import Streamed
 if TYPE_CHECKING:
     from pkg.relay_jobs import Link
 
+Key = TypeVar("Key")
+
 Stage = Literal["hello", "proof", "parked", "state", "probing", "live", "closed"]
 
 REASONS: Final[Mapping[str, str]] = {
     "protocol_unsupported": f"this hub speaks {PROTOCOL}; upgrade the daemon, or the plugin if it is older",
     "hello_invalid": "the first message must be a daemon.hello of at most 4 KiB; upgrade the daemon",
     "handshake_timeout": "the handshake took too long; check the network",
-    "daemon_token_rejected": "use the daemon-token of the plugin's settings, or a key made from it",
+    "daemon_token_rejected": "use the daemon-token of the plugin's settings, or a key made from it for this id",
     "daemon_token_conflict": "two installations have this daemon-token; give each its own",
     "daemon_token_sent": "a token may not be sent here; use a daemon that proves it",
     "daemon_token_changed": "the plugin's daemon-token was changed; give the daemon the new one",
@@ -63,6 +65,7 @@ REASONS: Final[Mapping[str, str]] = {
     "daemon_id_in_use": "another daemon with this id is connected; give each its own daemon_id",
     "daemon_fenced": "jobs on this machine are not proven to have ended; the daemon ends them and tries again",
     "daemons_full": "this installation has 128 daemons connected; stop some",
+    "daemons_unproven": "jobs on too many other machines are not proven to have ended; let their daemons connect first",
     "daemon_replaced": "the same daemon has connected again",
     "daemon_silent": "nothing was heard for too long; the daemon tries again",
     "installation_revoked": "the plugin's installation was removed or changed; the daemon tries again",
@@ -128,6 +131,13 @@ def identity_of(hello: Message) -> Identity:
     return Identity(daemon_id_of(hello), text_of(hello, "daemon_incarnation", 64), features, metadata)
 
 
+def gives_way(waiting: Mapping[Key, str]) -> Key:
+    """Which of those that wait has to go, given their addresses in order of arrival: the oldest of the largest crowd."""
+    crowds = Counter(waiting.values())
+    largest = max(crowds.values())
+    return next(key for key, address in waiting.items() if crowds[address] == largest)
+
+
 class Admission:
     """The unproven connections of one listener."""
 
@@ -158,7 +168,8 @@ class Admission:
     def add(self, socket: Socket) -> None:
         """A connection was accepted."""
         if len(self._handshaking) >= limits.RELAY_PARKED:
-            self._refuse(next(iter(self._handshaking.values())), CLOSE_RETRY, reason_text("parking_full"))
+            oldest = gives_way({number: each.address for number, each in self._handshaking.items()})
+            self._refuse(self._handshaking[oldest], CLOSE_RETRY, reason_text("parking_full"))
         self._handshaking[socket.number] = socket
 
     def remove(self, socket: Socket) -> None:
@@ -192,9 +203,19 @@ class Admission:
                 self._refuse(socket, CLOSE_PROTOCOL, reason_text("protocol_error", exc.reason))
             return False
 
-    def retry(self, now: float) -> list[Socket]:
-        """After a secret came or went: the parked connections that are proven now."""
-        return [socket for socket in list(self._parked.values()) if self._proven(socket, now)]
+    def retry(self, installation: Installation, now: float) -> list[Socket]:
+        """After an installation has shown its secret: the parked connections that are proven now.
+
+        Only that secret is tried: no other one has made their proofs, and each costs time that everybody waits.
+        """
+        proven = []
+        for socket in list(self._parked.values()):
+            assert socket.handshake is not None
+            found = self._secrets.proven_by(installation, socket.handshake, socket.proof)
+            if found is not None:
+                self._accept(socket, *found, now)
+                proven.append(socket)
+        return proven
 
     def tick(self, now: float) -> None:
         """Close what took too long."""
@@ -248,12 +269,16 @@ class Admission:
         elif not found:
             self._park(socket, now)
         else:
-            installation, key = found[0]
-            identity = identity_of(decode_object(handshake.hello, limits.RELAY_HELLO_BYTES))
-            socket.plain.append(encode({"type": "hub.proof", "proof": handshake.proof(key, "hub")}))
-            self._admit(socket, identity, installation, key, handshake.channel(key, "hub", socket.counters), now)
+            self._accept(socket, *found[0], now)
             return True
         return False
+
+    def _accept(self, socket: Socket, installation: Installation, key: bytes, now: float) -> None:
+        handshake = socket.handshake
+        assert handshake is not None
+        identity = identity_of(decode_object(handshake.hello, limits.RELAY_HELLO_BYTES))
+        socket.plain.append(encode({"type": "hub.proof", "proof": handshake.proof(key, "hub")}))
+        self._admit(socket, identity, installation, key, handshake.channel(key, "hub", socket.counters), now)
 
     def _admit(
         self, socket: Socket, identity: Identity, installation: Installation, key: bytes, channel: Channel, now: float
@@ -265,8 +290,6 @@ class Admission:
         socket.stage, socket.since, socket.heard = "state", now, now
 
     def _park(self, socket: Socket, now: float) -> None:
-        if socket.stage == "parked":
-            return
         self._handshaking.pop(socket.number, None)
         same = [other for other in self._parked.values() if other.address == socket.address]
         for crowd, most in ((same, limits.RELAY_PARKED_PER_ADDRESS), (list(self._parked.values()), limits.RELAY_PARKED)):

@@ -12,7 +12,7 @@ Guarantees:
   connection, as anybody on the way could, and no job;
 - what a job emits while nobody is connected is kept, in order, and sent from where the hub says it stands; when the journal is
   full the producer is held back, never the connection or another job;
-- every command of the hub reaches the shell at most once, in order;
+- every command of the hub reaches the shell at most once, in order, and a bounded number of a job's are open at once;
 - a job whose lease ran out, that the hub does not know, or that was cancelled is ended (:class:`EndJob`), nothing more of it is
   sent, and it is reported as quiesced only after :meth:`DaemonProtocol.finish` said so;
 - a job is in the durable table before the shell is told to start it.
@@ -184,6 +184,8 @@ class DaemonProtocol:
         self._lost_at = 0.0
         self._ping_at = math.inf
         self._ping = 0
+        self._fresh = self._fresh_bytes = 0
+        """Events emitted since a frame was last asked for, and their bytes."""
         self._acks: list[DaemonJob] = []
         self._ack_at = math.inf
 
@@ -193,6 +195,16 @@ class DaemonProtocol:
     def live(self) -> bool:
         """Whether the hub has admitted this daemon on the present connection."""
         return self._stage == "live"
+
+    @property
+    def waiting(self) -> bool:
+        """Whether :meth:`next_frame` may give something now."""
+        return bool(self._plain or self._controls or self._ready)
+
+    @property
+    def full(self) -> bool:
+        """Whether what was emitted since a frame was last asked for fills one."""
+        return self._fresh >= limits.RELAY_BATCH or self._fresh_bytes >= limits.RELAY_FRAME_TARGET
 
     def events(self) -> list[DaemonEvent]:
         """What happened since the last call, in order."""
@@ -205,6 +217,7 @@ class DaemonProtocol:
             return self._plain.popleft()
         if self._channel is None:
             return None
+        self._fresh = self._fresh_bytes = 0
         if self._acks and (self._controls or self._ready):
             self._flush_acks()
         while True:
@@ -421,6 +434,9 @@ class DaemonProtocol:
     def _control(self, message: Message) -> None:
         if self._channel is not None and self._close is None:
             self._controls.append(encode(message))
+            if len(self._controls) > limits.RELAY_CONTROLS:
+                self._controls.clear()
+                self._shut(CLOSE_PROTOCOL, "the hub does not read")
 
     def _queue(self, job: DaemonJob) -> None:
         if not job.queued and self._stage == "live" and job.out.sendable:
@@ -480,6 +496,8 @@ class DaemonProtocol:
                 job.mcp_open.discard(item[1])
                 self._events.append(McpResponse(job.job_id, item[1], item[2], item[3]))
         elif kind in VERBS and len(item) == 3:
+            if len(job.commands) >= limits.RELAY_COMMANDS:
+                raise FrameError("too many commands")
             job.commands.add(item[1])
             self._events.append(Command(job.job_id, item[1], cast(Verb, kind), item[2]))
         else:
@@ -620,8 +638,11 @@ class DaemonProtocol:
             return True
         if type(event) is not dict:
             raise ValueError("an event is a JSON object")
-        if not job.out.push(encode(event)):
+        encoded = encode(event)
+        if not job.out.push(encoded):
             return False
+        self._fresh += 1
+        self._fresh_bytes += len(encoded)
         if not job.queued:
             self._queue(job)
         return True

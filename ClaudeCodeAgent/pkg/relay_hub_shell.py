@@ -18,6 +18,7 @@ import functools
 import ipaddress
 import logging
 import os
+import re
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Iterator, Mapping
 from pathlib import Path
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 8766
+_DIGITS: Final = re.compile("[0-9]{1,9}")
 
 _hubs: Final[dict[tuple[Hashable, Hashable], AgentRuntimeDaemonHub]] = {}
 _listeners: Final[dict[tuple[str, int], Listener]] = {}
@@ -85,7 +87,7 @@ def agent_runtime_daemon_config_from_plugin_config(
     return DaemonHubConfig(
         enabled=enabled.strip().lower() in ("1", "true", "yes", "y", "on") if isinstance(enabled, str) else bool(enabled),
         host=str(setting("host") or default_host),
-        port=int(port) if str(port).strip().isdigit() else default_port,
+        port=int(port) if _DIGITS.fullmatch(str(port).strip()) else default_port,
         token=str(setting("token")),
     )
 
@@ -155,6 +157,7 @@ class AgentRuntimeDaemonHub:
         self._settings: tuple[str, int, str] | None = None
         self._changed = asyncio.Event()
         self._users = 0
+        self._moving = 0
         self._forget: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
@@ -235,7 +238,7 @@ class AgentRuntimeDaemonHub:
         markers = None if self.state_dir is None else DiskMarkers(self.state_dir)
         try:
             listener = await open_listener(_literal(host), port, shared=self._shared, markers=markers, times=self.times)
-        except (OSError, ValueError) as exc:
+        except (OSError, ValueError, OverflowError) as exc:
             log.warning(
                 "the hub can't listen on %r, port %d: %s", host, port, getattr(exc, "strerror", "") or type(exc).__name__
             )
@@ -325,12 +328,22 @@ class AgentRuntimeDaemonHub:
         self.release()
 
     async def reconfigure(self, host: str, port: int, token: str) -> None:
-        """Start with other settings than before; a ``daemon_hub_conflict`` while jobs run."""
+        """Start with other settings than before; a ``daemon_hub_conflict`` while jobs run.
+
+        Whoever waits for a daemon goes on waiting, for one that connects under the new settings.
+        """
         listener = self._listener
         if self._settings not in (None, (host, port, token)) and listener is not None:
             if listener.jobs_of(self._installation):
                 raise self._error("daemon_hub_conflict", address=self.endpoint)
-            await self.stop()
+            self._moving += 1
+            try:
+                await self.stop()
+                await self.start(host, port, token)
+            finally:
+                self._moving -= 1
+                self._wake()
+            return
         await self.start(host, port, token)
 
     @contextlib.contextmanager
@@ -391,7 +404,7 @@ class AgentRuntimeDaemonHub:
         """Why the daemon takes no job now; ``""`` when it does."""
         listener = self._listener
         if listener is None or not listener.open:
-            return "daemon_hub_not_started"
+            return "daemon_offline" if self._moving else "daemon_hub_not_started"
         if listener.protocol.conflicting(self._installation):
             return "daemon_token_conflict"
         if listener.protocol.fences(self._installation, daemon_id):
@@ -417,7 +430,7 @@ class AgentRuntimeDaemonHub:
         """
         listener = self._listener
         if listener is None or not listener.open:
-            raise self._error("daemon_hub_not_started")
+            raise self._error(self._problem(daemon_id), retryable=True, daemon=daemon_id)
         with self._needed():
             job = Job(listener, self.error_code_prefix, daemon_id, None if tools is None else tools_of(tools))
             await listener.open_job(job, self._installation, payload, self.lease_seconds, self.error_code_prefix)

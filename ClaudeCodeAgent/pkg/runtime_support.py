@@ -343,7 +343,7 @@ async def session_guard(
     inherited by children. Waits at most ``wait`` seconds. Raises :class:`pkg.errors.SessionUnavailable`:
     ``coding.session_busy``, or ``coding.state_unusable`` when the directory cannot be made or is not ours alone.
     """
-    name = hashlib.sha256(f"{os.path.realpath(workspace)}\0{session_id}".encode("utf-8", "surrogateescape")).hexdigest()
+    name = hashlib.sha256(f"{os.path.realpath(workspace)}\0{session_id}".encode("utf-8", "surrogatepass")).hexdigest()
     path = _private(directory) / f"{name}.lock"
     deadline = asyncio.get_running_loop().time() + wait
     while (fd := _try_lock(path)) is None:

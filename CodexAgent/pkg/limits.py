@@ -487,6 +487,9 @@ LAST_WORDS_LINES: Final = 12
 LAST_WORDS_CHARS: Final = 1500
 """Characters of stderr shown when an agent died."""
 
+SESSION_ID_CHARS: Final = 512
+"""Characters of an agent's own name for a session; vendors use at most a hundred, and the host keeps it for good."""
+
 SESSION_GUARD_WAIT: Final = 5.0
 """Seconds to wait for a session another writer is just letting go of."""
 
@@ -581,6 +584,18 @@ RELAY_CANCEL: Final = 10.0
 RELAY_DAEMONS: Final = 128
 """Daemons of one installation connected at once."""
 
+RELAY_PARAMETERS: Final = 16
+"""Parameters of a failure that a daemon tells of; no text has more than a few."""
+
+RELAY_PARAMETER_CHARS: Final = 512
+"""Characters of one of them."""
+
+REMOTE_NAME_CHARS: Final = 4096
+"""Characters of a session's id and directory on a daemon's machine: the longest path of a system."""
+
+RELAY_KNOWN_DAEMONS: Final = 2 * RELAY_DAEMONS
+"""Daemons of one installation that are connected, or away with jobs or fences: each may have named ``RELAY_TABLE`` jobs."""
+
 RELAY_JOBS: Final = 128
 """Jobs of one installation at once, and of one daemon; a worker runs no more."""
 
@@ -595,6 +610,9 @@ RELAY_PARKED_PER_ADDRESS: Final = 4
 
 RELAY_TABLE: Final = 1024
 """Ended jobs a daemon keeps reporting until their hub has taken note; the oldest go first."""
+
+RELAY_CONTROLS: Final = 4096
+"""Messages besides streams that may wait for one connection; honest ones never have a tenth of it."""
 
 RELAY_COMMANDS: Final = 64
 """Commands of one job that may be unanswered at once."""
@@ -627,6 +645,15 @@ RELAY_REASON_BYTES: Final = 123
 
 RELAY_SOCKET_BYTES: Final = RELAY_FRAME_BYTES
 """Bytes of a WebSocket message that is taken from the wire at all."""
+
+RELAY_UNPROVEN_BYTES: Final = 16 * 1024
+"""The same before a daemon is proven: a hello of 4 KiB, and one that is somewhat too long is still told why."""
+
+RELAY_OPENING: Final = 128
+"""Connections in their WebSocket handshake at once: it takes two trips, and a stranger's takes a descriptor of the worker."""
+
+RELAY_LEAVING: Final = 64
+"""Refused connections whose answer to the close frame is waited for at once."""
 
 RELAY_SOCKET_QUEUE: Final = 4
 """Messages a connection reads ahead; the protocol's own windows are the real bound."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -24,6 +25,7 @@ from pkg.errors import DaemonFenced
 from pkg.relay_errors import AgentRuntimeDaemonError, relay_error
 from pkg.relay_events import CommandResult, JobEvents, JobFinished, JobLost, JobUnconfirmed, McpRequest, Outcome, Verb
 from pkg.relay_frames import Json
+from pkg.text_clean import clean, one_line
 
 if TYPE_CHECKING:
     from pkg.relay_listener import Listener
@@ -75,22 +77,36 @@ class Job:
         ``TimeoutError`` at ``deadline`` (the loop's time), which does not end the job.
         """
         loop = asyncio.get_running_loop()
-        while True:
-            while self._batches:
-                if deadline is not None and loop.time() >= deadline:
+        expired = False
+
+        def expire() -> None:
+            nonlocal expired
+            expired = True
+            self._news.set()
+
+        # One timer for the whole iteration; one for each wait would cost more than most events.
+        timer = None if deadline is None else loop.call_at(deadline, expire, context=contextvars.Context())
+        try:
+            while True:
+                while self._batches:
+                    if deadline is not None and loop.time() >= deadline:
+                        raise TimeoutError
+                    batch = self._batches[0]
+                    while batch.events:
+                        yield batch.events.pop(0)
+                    if self._batches and self._batches[0] is batch:
+                        self._batches.popleft()
+                        self._listener.consumed(self.job_id, batch.seq)
+                if self.ended.is_set():
+                    self._raise_end()
+                    return
+                if expired:
                     raise TimeoutError
-                batch = self._batches[0]
-                while batch.events:
-                    yield batch.events.pop(0)
-                if self._batches and self._batches[0] is batch:
-                    self._batches.popleft()
-                    self._listener.consumed(self.job_id, batch.seq)
-            if self.ended.is_set():
-                self._raise_end()
-                return
-            self._news.clear()
-            async with asyncio.timeout_at(deadline):
+                self._news.clear()
                 await self._news.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     async def command(self, verb: Verb, value: Json = None) -> Json:
         """Say something to the running job and return the daemon's answer.
@@ -155,7 +171,12 @@ class Job:
         code, params = said.get("code"), said.get("params")
         if isinstance(code, str) and code:
             reason = code.rpartition(".")[2][:64]
-        shown = {str(key)[:64]: str(value)[:512] for key, value in params.items()} if isinstance(params, dict) else {}
+        given = itertools.islice(params.items(), limits.RELAY_PARAMETERS) if isinstance(params, dict) else ()
+        # A parameter stands in the middle of a sentence of ours; only the agent's own words below it may have lines.
+        most = limits.RELAY_PARAMETER_CHARS
+        shown = {
+            str(key)[:64]: clean(str(value)[:most]) if key == "detail" else one_line(str(value), most) for key, value in given
+        }
         shown.pop("retryable", None)
         failure = relay_error(
             self._prefix, reason, retryable=said.get("retryable") is True, **{"daemon": self.daemon_id, **shown}

@@ -15,10 +15,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import types
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
+from pkg import limits, texts
 from pkg.agent_api import (
     AgentError,
     AgentEvent,
@@ -40,6 +42,7 @@ from pkg.relay_errors import AgentRuntimeDaemonError
 from pkg.relay_events import Verb
 from pkg.relay_hub_shell import AgentRuntimeDaemonHub
 from pkg.relay_job import Job
+from pkg.text_clean import one_line
 
 _OPENED: Final = "SessionOpened"
 
@@ -171,7 +174,7 @@ class RemoteSession:
         self.job = job
         names = {field.name for field in dataclasses.fields(SessionCapabilities)}
         session_id, directory, said = opened.get("session_id"), opened.get("directory"), opened.get("capabilities")
-        if not (isinstance(session_id, str) and isinstance(directory, str) and isinstance(said, dict)):
+        if not (_bounded(session_id) and _bounded(directory) and isinstance(said, dict)):
             raise AgentProtocolError("coding.daemon_protocol")
         self._session_id = session_id
         self._directory = directory
@@ -271,11 +274,29 @@ class RemoteSession:
         await self.job.cancel()
 
 
+def _bounded(text: Json) -> TypeGuard[str]:
+    return isinstance(text, str) and len(text) <= limits.REMOTE_NAME_CHARS
+
+
 def _event(value: Json) -> AgentEvent:
+    """What a daemon says, with nothing that would read as a sentence of ours but the catalogue's own."""
     try:
-        return event_from_json(value)
+        event = event_from_json(value)
     except CodecError:
         return Notice("agent.unknown_event")
+    if isinstance(event, Notice) and event.params:
+        return dataclasses.replace(event, params=_lines(event.params))
+    if isinstance(event, TurnEnded) and event.error is not None:
+        error = event.error
+        known = error.code in texts.catalogue(texts.DEFAULT_LANGUAGE)
+        code = error.code if known else "coding.daemon_job_failed"
+        return dataclasses.replace(event, error=dataclasses.replace(error, code=code, params=_lines(error.params)))
+    return event
+
+
+def _lines(params: Mapping[str, str]) -> Mapping[str, str]:
+    some = itertools.islice(params.items(), limits.RELAY_PARAMETERS)
+    return types.MappingProxyType({name: one_line(value, limits.RELAY_PARAMETER_CHARS) for name, value in some})
 
 
 def coding_error(exc: AgentRuntimeDaemonError) -> CodingError:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -29,10 +30,12 @@ from pkg.installations import Installation, Lease
 from pkg.langbot_tools import AddressedTools, SessionTools, open_session_tools
 from pkg.places import Place, place_of
 from pkg.product import Product, SpecInputs
-from pkg.session_store import SessionStore
+from pkg.session_store import SessionStore, storable
 from pkg.settings import PluginSettings, RunnerSettings
 from pkg.warm_sessions import LiveSession
 from pkg.worktrees import worktree
+
+log = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 
@@ -105,8 +108,11 @@ class RunSession:
         self._opening: asyncio.Task[LiveSession] | None = None
         self._acquiring: asyncio.Task[Lease] | None = None
         self._store: SessionStore | None = None
-        self._saves: set[asyncio.Task[None]] = set()
-        self._saving = ""
+        self._saver: asyncio.Task[None] | None = None
+        self._wanted: tuple[LiveSession, str] | None = None
+        """The id to store next."""
+        self._named = ""
+        """The id that was named last."""
 
     async def open(self, asked: Asked) -> Held:
         """A session that can be prompted, in place of the one in hand: one that was kept, else one that is opened now.
@@ -142,16 +148,29 @@ class RunSession:
         return held
 
     def save(self, session_id: str) -> None:
-        """Have the host store the session's id, beside the run, where sessions are reused and it isn't stored yet."""
-        if self._store is None or self.held is None or session_id in (self.held.live.stored_id, self._saving):
+        """Have the host store the session's id, beside the run, where sessions are reused and it isn't stored yet.
+
+        However often an agent names another one, the host is asked once at a time, and for the last one in the end.
+        """
+        if self._store is None or self.held is None or session_id == (self._named or self.held.live.stored_id):
             return
-        self._saving = session_id
-        self._saves.add(self._run.spawn(stored(self._store, self.held.live, session_id)))
+        if not storable(session_id):
+            log.warning("run %s: the agent's name for its session can't be stored", self._run.ctx.run_id)
+            return
+        self._named = session_id
+        self._wanted = self.held.live, session_id
+        if self._saver is None or self._saver.done():
+            self._saver = self._run.spawn(self._save(self._store))
+
+    async def _save(self, store: SessionStore) -> None:
+        while self._wanted is not None:
+            wanted, self._wanted = self._wanted, None
+            await stored(store, *wanted)
 
     async def saved(self) -> None:
-        """Wait until every id is stored, ``limits.CLOSE_WAIT`` seconds at most."""
-        if self._saves:
-            await asyncio.wait(self._saves, timeout=limits.CLOSE_WAIT)
+        """Wait until the id is stored, ``limits.CLOSE_WAIT`` seconds at most."""
+        if self._saver is not None:
+            await asyncio.wait({self._saver}, timeout=limits.CLOSE_WAIT)
 
     async def release(self, installation: Installation, *, revoked: bool) -> None:
         """Give everything back: the tools, the session (kept or closed), the locks. For the run's end, once."""

@@ -16,11 +16,18 @@ from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
 from langbot_plugin.api.entities.builtin.runner.errors import AgentAPIException
 from langbot_plugin.api.proxies.runner.common import PermissionDeniedError
 
+from pkg import limits
+
 log = logging.getLogger(__name__)
 
 SCOPE = "conversation"
 HOST_PROBLEMS = (AgentAPIException, PermissionDeniedError, ValueError, RuntimeError)
 """What the SDK's run-scoped calls raise when the host refuses, fails or has ended the run (SDK 0.7.18)."""
+
+
+def storable(session_id: str) -> bool:
+    """Whether the host is given an agent's name for a session to keep: one that a person could read, and no long one."""
+    return 0 < len(session_id) <= limits.SESSION_ID_CHARS and session_id.isprintable()
 
 
 class SessionStore:

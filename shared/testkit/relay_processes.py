@@ -54,6 +54,10 @@ class Process:
         status = Path(f"/proc/{self.pid}/status").read_text()
         return int(next(line for line in status.splitlines() if line.startswith("VmRSS:")).split()[1]) * 1024
 
+    def descriptors(self) -> int:
+        """How many files and sockets it has open."""
+        return sum(1 for _ in Path(f"/proc/{self.pid}/fd").iterdir())
+
     async def ask(self, verb: str, bound: float = WAIT, **arguments: Json) -> Json:
         """One request and its answer; raises :class:`Refusal`."""
         number = next(self._numbers)
