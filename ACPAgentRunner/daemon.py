@@ -30,11 +30,13 @@ except ModuleNotFoundError as exc:
     if not requirements.is_file():
         sys.exit("daemon: this version of the package drives no agent on a user's machine. Use the one of the ACP runner.")
     sys.exit(
-        f"daemon: this Python has no {exc.name}. Make an environment for the daemon and start it from there:\n"
+        f"daemon: this Python has no package {exc.name}. Make an environment for the daemon and start it from there:\n"
         f"  {shlex.join((sys.executable, '-m', 'venv', str(venv)))}\n"
         f"  {shlex.join((str(venv / 'bin' / 'pip'), 'install', '-r', str(requirements)))}\n"
         f"  {shlex.join((str(venv / 'bin' / 'python'), str(HERE / 'daemon.py'), *sys.argv[1:]))}"
     )
+except KeyboardInterrupt:
+    sys.exit(130)
 
 if __name__ == "__main__":
     sys.exit(daemon_command.main(sys.argv[1:], dict(DRIVERS), dict(COMMANDS)))

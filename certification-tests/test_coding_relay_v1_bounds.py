@@ -107,7 +107,7 @@ class TestMemory:
         size, count, disk = 100_000, 400, 3 * MB
         async with running_hub(state_dir=tmp_path / "state") as hub, CuttingProxy(port_of(hub)) as proxy:
             hub.lease_seconds = WAIT * 2
-            options = {"url": proxy.url, "table": str(tmp_path / "table"), "journal": str(tmp_path / "journal")}
+            options: dict[str, Any] = {"url": proxy.url, "table": str(tmp_path / "table"), "journal": str(tmp_path / "journal")}
             async with started("daemon", **options, file_limit=disk) as daemon:
                 await hub.wait_for_daemon("laptop", WAIT)
                 job = await hub.open_job("laptop", {"count": count, "pad": size, "pause": 0.001})
@@ -187,6 +187,22 @@ class TestCrowds:
                     await asyncio.wait(pushers)
                 assert all(pusher.cancelled() for pusher in pushers), "the crowd never stopped"
                 assert (max(parked_at_once), max(most_of_one)) == (256, 4)
+
+    async def test_a_parked_daemon_is_admitted_on_the_connection_it_waits_on(self) -> None:
+        """Our rule: its installation's first run lets it in at once, not its next attempt."""
+        port = free_port()
+        async with (
+            running_hub(shared=True, installation="host", token=OTHER_TOKEN, port=port) as host,
+            CuttingProxy(port_of(host)) as proxy,
+        ):
+            daemon = ScriptedDaemon(url=proxy.url)
+            async with running_daemon(daemon):
+                await until(lambda: ("parked", "") in daemon.states)
+                async with running_hub(shared=True, installation="guest", port=port) as guest:
+                    await guest.wait_for_daemon("laptop", WAIT)
+                    assert await numbers(await guest.open_job("laptop", {"count": 3})) == [0, 1, 2]
+                    assert len(proxy.pipes) == 1
+                    assert await host.list_daemons() == []
 
     async def test_an_installation_has_128_daemons_and_the_next_waits_its_turn(self, hub: AgentRuntimeDaemonHub) -> None:
         """Our rule: the 129th is told so and comes back; it is in as soon as one has left."""

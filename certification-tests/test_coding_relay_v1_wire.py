@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import json
 import signal
 import ssl
@@ -41,7 +42,8 @@ from testkit.relay_rig import (
     running_hub,
     until,
 )
-from testkit.relay_socket import SocketDaemon, TlsFront, hub_by_hand
+from testkit.relay_socket import SocketDaemon, hub_by_hand
+from testkit.tls_front import TlsFront
 
 pytestmark = pytest.mark.asyncio
 
@@ -65,6 +67,10 @@ def counted(hub: AgentRuntimeDaemonHub) -> Counters:
 def elsewhere(address: str) -> str:
     """The same listener by an address of which nobody can know that it is this machine's."""
     return address.replace("127.0.0.1", "0.0.0.0")
+
+
+def _lost_twice(daemon: ScriptedDaemon) -> bool:
+    return len(told(daemon, "lost")) >= 2
 
 
 class Pauses(Backoff):
@@ -445,7 +451,7 @@ class TestCertificates:
         for url, slow in (("wss://hub.invalid:1", True), (f"ws://127.0.0.1:{free_port()}", False)):
             daemon, pauses = impatient(url=url)
             async with running_daemon(daemon):
-                await until(lambda daemon=daemon: len(told(daemon, "lost")) >= 2)
+                await until(functools.partial(_lost_twice, daemon))
             assert set(pauses.slow) == {slow}
 
     @pytest.mark.parametrize("url", ["ws://hub.example:1", "ws://192.0.2.1", "ws://0.0.0.0:1", "ws://[2001:db8::1]:1"])

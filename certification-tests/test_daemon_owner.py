@@ -9,7 +9,9 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -122,6 +124,18 @@ class TestFirstStart:
             assert await process.wait() == 0
 
     @pytest.mark.asyncio
+    async def test_another_policy_file_stands_in_every_command(self, home: Path) -> None:
+        """What is to be done next is said so that it finds the same file."""
+        file = home / "other policy.toml"
+        named = shlex.join(("--policy", str(file)))
+        _, output = await daemon(home, "run", "--policy", str(file))
+        assert all(f" {command} {named}" in output for command in ("init", "keygen", "check", "run"))
+        _, output = await daemon(home, "init", "--policy", str(file), "--workspace", "~/src")
+        assert all(f" {command} {named}" in output for command in ("keygen", "check"))
+        code, output = await daemon(home, "run", "--policy", str(file))
+        assert code == 2 and f"make it with: {sys.executable} {daemon_rig.program()} keygen {named}" in output
+
+    @pytest.mark.asyncio
     async def test_help_names_every_command(self, home: Path) -> None:
         """And says with which to begin."""
         code, output = await daemon(home, "--help")
@@ -178,6 +192,14 @@ class TestPolicyFile:
         text = policy_of(home).read_text()
         assert list(tomllib.loads(text)["agents"]) == ["opencode"]
         assert '# [agents.codex]\n# command = ["codex-acp"]' in text
+
+    @pytest.mark.asyncio
+    async def test_a_directory_is_meant_as_the_shell_has_it(self, home: Path) -> None:
+        """What is relative is relative to where init was started, not to the policy file; what is not there is named."""
+        absent = Path.cwd() / "no-such-directory"
+        code, output = await daemon(home, "init", "--workspace", absent.name, "--workspace", "~/src")
+        assert code == 0 and f"Make {absent}: not there yet." in output
+        assert tomllib.loads(policy_of(home).read_text())["workspaces"] == [str(absent), "~/src"]
 
     @pytest.mark.asyncio
     async def test_what_only_this_shell_finds_a_service_finds_too(self, home: Path) -> None:
@@ -287,6 +309,16 @@ class TestKeygen:
         assert workstation.key.read_text() == before and workstation.key.stat().st_mode & 0o777 == 0o600
 
     @pytest.mark.asyncio
+    async def test_ctrl_c_at_the_question_leaves(self, pair: tuple[AgentRuntimeDaemonHub, DaemonHome]) -> None:
+        """No traceback, no key, and the exit code that shells give it."""
+        _, workstation = pair
+        workstation.key.unlink()
+        arguments = ("keygen", "--policy", str(workstation.policy))
+        code, seen = await asyncio.to_thread(_at_a_terminal, arguments, workstation.environment(), "")
+        assert code == 130 and "Traceback" not in seen
+        assert not workstation.key.exists()
+
+    @pytest.mark.asyncio
     async def test_a_key_is_not_replaced_unasked(self, pair: tuple[AgentRuntimeDaemonHub, DaemonHome]) -> None:
         """Where every key is there, nothing is asked or changed; --force makes it anew."""
         _, workstation = pair
@@ -313,7 +345,10 @@ class TestKeygen:
 
 
 def _at_a_terminal(arguments: tuple[str, ...], env: dict[str, str], typed: str) -> tuple[int, str]:
-    """The program at a terminal of its own, where somebody types one line when asked: exit code, and what the screen shows."""
+    """The program at a terminal of its own, where somebody types one line when asked: exit code, and what the screen shows.
+
+    Nothing typed stands for Ctrl-C.
+    """
     person, terminal = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, str(daemon_rig.program()), *arguments],
@@ -328,7 +363,10 @@ def _at_a_terminal(arguments: tuple[str, ...], env: dict[str, str], typed: str) 
     try:
         while b"daemon-token" not in screen:
             screen += os.read(person, 4096)
-        os.write(person, typed.encode() + b"\n")
+        if typed:
+            os.write(person, typed.encode() + b"\n")
+        else:
+            process.send_signal(signal.SIGINT)
         with contextlib.suppress(OSError):
             while data := os.read(person, 4096):
                 screen += data
@@ -350,7 +388,7 @@ class TestCheck:
             await hub.wait_for_daemon(DAEMON_ID, WAIT)
             code, output = await daemon_rig.run(("check", "--policy", str(workstation.policy)), workstation.environment())
             assert code == 0, output
-            assert b": lost (" not in workstation.log.read_bytes()
+            assert b": no connection (" not in workstation.log.read_bytes()
             assert workstation.log.read_bytes().count(b": connected") == 1
 
     @pytest.mark.asyncio
@@ -361,8 +399,10 @@ class TestCheck:
         hub, workstation = pair
 
         async def page(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            status = b"502 Bad Gateway" if b"/proxy" in await reader.readline() else b"404 Not Found"
-            writer.write(b"HTTP/1.1 %s\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" % status)
+            asked = await reader.readline()
+            status = b"502 Bad Gateway" if b"/proxy" in asked else b"404 Not Found"
+            if b"/tunnel" not in asked:
+                writer.write(b"HTTP/1.1 %s\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" % status)
             writer.close()
 
         server = await asyncio.start_server(page, "127.0.0.1", 0)
@@ -370,6 +410,7 @@ class TestCheck:
         said = {
             f"ws://127.0.0.1:{web}": "answers 404",
             f"ws://127.0.0.1:{web}/proxy": "reaches no hub",
+            f"ws://127.0.0.1:{web}/tunnel": "hangs up, as an SSH tunnel .* first message",
             hub.endpoint.replace("ws://", "wss://"): "mixed up",
             f"wss://127.0.0.1:{web}": "mixed up",
             "wss://no-such-machine.invalid": "the name is not known",
@@ -397,8 +438,8 @@ class TestCheck:
             port = reserved.getsockname()[1]
         workstation = DaemonHome(tmp_path / "home", f"ws://127.0.0.1:{port}")
         async with daemon_rig.running(workstation):
-            await poll(lambda: workstation.log.read_bytes().count(b": lost (") >= 3)
-            assert len(re.findall(rb"(WARNING|INFO) \S+: lost \(", workstation.log.read_bytes())) == 1
+            await poll(lambda: workstation.log.read_bytes().count(b": no connection (") >= 3)
+            assert len(re.findall(rb"(WARNING|INFO) \S+: no connection \(", workstation.log.read_bytes())) == 1
             hub = AgentRuntimeDaemonHub(error_code_prefix="coding", state_dir=tmp_path / "hub")
             await hub.start("127.0.0.1", port, TOKEN)
             try:

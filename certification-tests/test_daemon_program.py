@@ -41,7 +41,7 @@ from testkit.acp_harness import poll
 from testkit.cutting_proxy import CuttingProxy
 from testkit.daemon_rig import DAEMON_ID, DaemonHome, following, opened, remote, running, told_pids, turn
 from testkit.relay_rig import OTHER_TOKEN, TOKEN, WAIT, port_of
-from testkit.tls_front import tls_in_front_of
+from testkit.tls_front import TlsFront
 
 PERMISSION = json.dumps(
     {
@@ -191,7 +191,7 @@ class TestSessions:
                 await following(session, lambda event: isinstance(event, TextDelta))
                 proxy.cut()
                 gate.touch()
-                await poll(lambda: b": lost (" in home.log.read_bytes())
+                await poll(lambda: b": no connection (" in home.log.read_bytes())
                 proxy.restore()
                 events = await following(session, lambda event: isinstance(event, TurnEnded))
                 assert text_of(events) == "".join(f"{number} " for number in range(500)) + "after"
@@ -364,15 +364,15 @@ class TestCertificates:
     ) -> None:
         """With its fingerprint the daemon connects; with another one, or without any, nothing is said to the hub."""
         hub, home = pair
-        async with tls_in_front_of(port_of(hub), tmp_path) as (url, pin):
-            plain = home.policy.read_text().replace(home.url, url)
+        async with TlsFront(port_of(hub), tmp_path) as front:
+            plain = home.policy.read_text().replace(home.url, front.url)
             for line in ("", f'certificate_sha256 = "{"0" * 64}"'):
                 home.policy.write_text(plain.replace("[[hubs]]", f"[[hubs]]\n{line}"))
                 home.log.unlink(missing_ok=True)
                 async with running(home):
-                    await poll(lambda: home.log.exists() and b": lost (" in home.log.read_bytes())
+                    await poll(lambda: home.log.exists() and b": no connection (" in home.log.read_bytes())
                     assert await hub.list_daemons() == []
-            home.policy.write_text(plain.replace("[[hubs]]", f'[[hubs]]\ncertificate_sha256 = "{pin}"'))
+            home.policy.write_text(plain.replace("[[hubs]]", f'[[hubs]]\ncertificate_sha256 = "{front.pin}"'))
             async with running(home), opened(hub) as session:
                 assert text_of(await turn(session, "say sealed")) == "sealed"
 

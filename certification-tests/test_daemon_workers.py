@@ -44,7 +44,7 @@ from testkit.host_actions import message
 from testkit.relay_rig import free_port
 from testkit.run_harness import Outcome
 from testkit.sdk_worker import built, gone, sdk_worker, wordy
-from testkit.tls_front import tls_in_front_of
+from testkit.tls_front import TlsFront
 
 pytestmark = [pytest.mark.sdk_worker, pytest.mark.timeout(180)]
 
@@ -404,8 +404,8 @@ class TestCanaries:
         async with contextlib.AsyncExitStack() as stack:
             target, pin = ("127.0.0.1", port), ""
             if scheme == "wss":
-                address, pin = await stack.enter_async_context(tls_in_front_of(target, tmp_path))
-                target = ("127.0.0.1", int(address.rpartition(":")[2]))
+                front = await stack.enter_async_context(TlsFront(target, tmp_path))
+                target, pin = ("127.0.0.1", int(front.url.rpartition(":")[2])), front.pin
             proxy = await stack.enter_async_context(CuttingProxy(target))
             desk = await stack.enter_async_context(
                 site(

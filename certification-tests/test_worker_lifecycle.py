@@ -146,7 +146,7 @@ async def test_the_pool_tells_apart_settings_and_secrets_of_runs_at_the_same_tim
     port = free_port()
     plugin = {uid: plugin_form(port, f"{uid}-Zq8vK2mW5xR7tY1uB4nC6dF9gH3jL0pS") for uid in "AB"}
     plugin["A"]["agent-secret-values"] = '{"KEY": "a"}'
-    daemon = {"location": "daemon", "daemon_id": "laptop", "daemon_connect_timeout": 1}
+    daemon: dict[str, Any] = {"location": "daemon", "daemon_id": "laptop", "daemon_connect_timeout": 1}
     async with sdk_worker(built(), tmp_path / "runtime", "pool", installations=plugin) as worker:
         config = form(tmp_path, env_json='{"TOKEN": "${secret:KEY}"}', **daemon)
         runs = [worker.start("hi", uid=uid, run_id=f"r-{uid}-{n}", config=config) for n in range(5) for uid in ("A", "B")]

@@ -55,7 +55,7 @@ REASONS: Final[Mapping[str, str]] = {
     "protocol_unsupported": f"this hub speaks {PROTOCOL}; upgrade the daemon, or the plugin if it is older",
     "hello_invalid": "the first message must be a daemon.hello of at most 4 KiB; upgrade the daemon",
     "handshake_timeout": "the handshake took too long; check the network",
-    "daemon_token_rejected": "use the daemon-token of the plugin's settings, or a key made from it",
+    "daemon_token_rejected": "use the daemon-token of the plugin's settings, or a key made from it for this id",
     "daemon_token_conflict": "two installations have this daemon-token; give each its own",
     "daemon_token_sent": "a token may not be sent here; use a daemon that proves it",
     "daemon_token_changed": "the plugin's daemon-token was changed; give the daemon the new one",

@@ -328,7 +328,7 @@ class AgentRuntimeDaemonClient:
                 self.url, context=self._ssl_context, pin=self._pin, timeout=self.times.handshake
             )
         except (OSError, TimeoutError, WebSocketException) as exc:
-            self.on_state("lost", type(exc).__name__)
+            self.on_state("lost", relay_sockets.trouble(exc))
             return relay_sockets.network_trouble(exc)
         protocol = self._protocol
         protocol.connect(relay_sockets.relay_clock())
@@ -451,7 +451,6 @@ class AgentRuntimeDaemonClient:
             elif isinstance(event, Refused):
                 self._refusal = event
                 reason = f"{event.reason} ({UNSEALED})" if event.claimed else event.reason
-                log.warning("the hub says: %r", reason)
                 self.on_state("refused", reason)
             elif isinstance(event, JobForgotten):
                 self._untold.discard(event.job_id)

@@ -8,22 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.exceptions import WebSocketException
 
 from pkg import limits, relay_sockets, runtime_support
 from pkg.daemon_policy import AgentEntry, HubEntry, Policy, SecretError
 from pkg.errors import LaunchError
-
-NOT_YET: Final = (
-    "The plugin opens its hub with the first message to a runner whose location is daemon; the daemon goes on trying until then"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,31 +57,9 @@ async def reachable(hub: HubEntry) -> Finding:
     try:
         connection = await relay_sockets.dial(hub.url, context=None, pin=hub.certificate_sha256, timeout=limits.RELAY_HANDSHAKE)
     except (OSError, TimeoutError, WebSocketException) as exc:
-        return Finding(subject, _trouble(exc))
+        return Finding(subject, relay_sockets.trouble(exc))
     await relay_sockets.close(connection, 1000, "", limits.RELAY_CLOSE)
     return Finding(subject, detail="answers")
-
-
-def _trouble(exc: BaseException) -> str:
-    if isinstance(exc, relay_sockets.WrongCertificate):
-        return "its certificate is another one than certificate_sha256 says"
-    if isinstance(exc, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted here ({exc.verify_message}); see certificate_sha256"
-    if isinstance(exc, ssl.SSLError | ConnectionResetError):
-        return "what listens there hangs up; are ws:// and wss:// mixed up?"
-    if isinstance(exc, socket.gaierror):
-        return "the name is not known"
-    if isinstance(exc, ConnectionRefusedError):
-        return f"nobody listens there. {NOT_YET}"
-    if isinstance(exc, TimeoutError):
-        return f"no answer within {limits.RELAY_HANDSHAKE:g} seconds"
-    if isinstance(exc, InvalidStatus) and exc.response.status_code in (502, 503, 504):
-        return f"the proxy there reaches no hub. {NOT_YET}"
-    if isinstance(exc, InvalidStatus):
-        return f"the server answers {exc.response.status_code} instead of a WebSocket; does the proxy pass those on to the hub?"
-    if isinstance(exc, WebSocketException | EOFError):
-        return "what answers there is no WebSocket"
-    return f"cannot be reached ({exc.strerror or type(exc).__name__})" if isinstance(exc, OSError) else type(exc).__name__
 
 
 def _agent(agent: AgentEntry, path: str) -> Finding:

@@ -49,6 +49,8 @@ POLICY_FILE: Final = "~/.config/langbot-coding-agents/daemon.toml"
 _LOG_LINE: Final = "%(asctime)s %(levelname)s %(message)s"
 UNUSABLE: Final = 2
 ENDED: Final = 1
+INTERRUPTED: Final = 130
+"""Ctrl-C at a question or while looking, as shells count it."""
 
 Drivers = Mapping[str, AgentDriver]
 
@@ -70,7 +72,7 @@ def main(argv: Sequence[str], drivers: Drivers, commands: Commands) -> int:
         if arguments.command == "keygen" and arguments.out:
             return _keygen_for(arguments)
         if not os.path.lexists(file):
-            _say(first_steps(_program(), file), sys.stderr)
+            _say(first_steps(_program(), file, _options(arguments)), sys.stderr)
             return UNUSABLE
         if arguments.command is None:
             parser.error("name a command: init, keygen, check or run")
@@ -78,9 +80,9 @@ def main(argv: Sequence[str], drivers: Drivers, commands: Commands) -> int:
         if arguments.command == "keygen":
             return _keygen(arguments, policy)
         if arguments.command == "check":
-            return _check(policy)
+            return _check(policy, _options(arguments))
         logging.basicConfig(level=arguments.log_level.upper(), format=_LOG_LINE, stream=sys.stderr)
-        keys = {hub.url: key_of(hub, policy, os.environ) for hub in policy.hubs}
+        keys = {hub.url: key_of(hub, policy, os.environ, _options(arguments)) for hub in policy.hubs}
         for name in (KEY_VARIABLE, TOKEN_VARIABLE):
             os.environ.pop(name, None)
         return asyncio.run(_run(policy, keys, drivers))
@@ -88,6 +90,9 @@ def main(argv: Sequence[str], drivers: Drivers, commands: Commands) -> int:
         _say(f"daemon: {exc}", sys.stderr)
     except OSError as exc:
         _say(f"daemon: {exc.filename or 'the state directory'}: {exc.strerror or type(exc).__name__}", sys.stderr)
+    except KeyboardInterrupt:
+        _say("", sys.stderr)
+        return INTERRUPTED
     return UNUSABLE
 
 
@@ -146,6 +151,11 @@ def _program() -> str:
     return shlex.join((sys.executable, sys.argv[0]))
 
 
+def _options(arguments: argparse.Namespace) -> str:
+    """What a further command needs to find the same policy file, with a space before it."""
+    return "" if arguments.policy == POLICY_FILE else f" --policy {shlex.quote(arguments.policy)}"
+
+
 def _init(arguments: argparse.Namespace, file: Path, drivers: Drivers, commands: Commands) -> int:
     problem = arguments.hub and relay_sockets.address_problem(arguments.hub, insecure_plaintext=False)
     if problem:
@@ -154,23 +164,26 @@ def _init(arguments: argparse.Namespace, file: Path, drivers: Drivers, commands:
         file,
         hub=arguments.hub,
         daemon_id=arguments.daemon_id,
-        workspaces=tuple(arguments.workspace),
+        workspaces=tuple(each if each.partition("/")[0] == "~" else str(Path(each).absolute()) for each in arguments.workspace),
         driver=next(iter(drivers)),
         commands=commands,
     )
-    _say(f"{said}\nThen: {_program()} keygen\nThen: {_program()} check")
+    _say(f"{said}\nThen: {_program()} keygen{_options(arguments)}\nThen: {_program()} check{_options(arguments)}")
     return 0
 
 
 # ------------------------------------------------------------------ secrets
 
 
-def key_of(hub: HubEntry, policy: Policy, environ: Mapping[str, str]) -> bytes:
+def key_of(hub: HubEntry, policy: Policy, environ: Mapping[str, str], options: str = "") -> bytes:
     """This daemon's key for a hub: from its file, the environment, or the person at the terminal.
 
-    Raises :class:`pkg.daemon_policy.SecretError`.
+    ``options`` are for the command line that is named where the file is not there. Raises
+    :class:`pkg.daemon_policy.SecretError`.
     """
     if hub.key_file is not None:
+        if not os.path.lexists(hub.key_file):
+            raise SecretError(f"{hub.key_file} is not there yet; make it with: {_program()} keygen{options}")
         return _key(read_secret(hub.key_file), str(hub.key_file))
     if hub.token_file is not None:
         return daemon_key(read_secret(hub.token_file), policy.daemon_id)
@@ -178,7 +191,8 @@ def key_of(hub: HubEntry, policy: Policy, environ: Mapping[str, str]) -> bytes:
         return _key(environ[KEY_VARIABLE], KEY_VARIABLE)
     if environ.get(TOKEN_VARIABLE):
         return daemon_key(environ[TOKEN_VARIABLE], policy.daemon_id)
-    return daemon_key(_prompted(f"Token of the installation at {hub.url}: "), policy.daemon_id)
+    needed = f"no key_file or token_file, no {KEY_VARIABLE} or {TOKEN_VARIABLE}"
+    return daemon_key(_prompted(f"Token of the plugin at {hub.url} (daemon-token): ", needed), policy.daemon_id)
 
 
 def _key(text: str, source: str) -> bytes:
@@ -188,9 +202,10 @@ def _key(text: str, source: str) -> bytes:
         raise SecretError(f"{source}: {exc}") from None
 
 
-def _prompted(question: str) -> str:
+def _prompted(question: str, absent: str) -> str:
+    """What the person says; ``absent`` is what there was not either, for where nobody can be asked."""
     if not sys.stdin.isatty():
-        raise SecretError(f"no key_file or token_file, no {KEY_VARIABLE} or {TOKEN_VARIABLE}, and no terminal to ask at")
+        raise SecretError(f"{absent}, and no terminal to ask at")
     with contextlib.suppress(EOFError):
         if token := getpass.getpass(question).strip():
             return token
@@ -200,7 +215,7 @@ def _prompted(question: str) -> str:
 def _token(arguments: argparse.Namespace, question: str) -> str:
     if arguments.token_file:
         return read_secret(Path(arguments.token_file).expanduser())
-    return os.environ.get(TOKEN_VARIABLE, "") or _prompted(question)
+    return os.environ.get(TOKEN_VARIABLE, "") or _prompted(question, f"no --token-file, no {TOKEN_VARIABLE}")
 
 
 def _keygen(arguments: argparse.Namespace, policy: Policy) -> int:
@@ -222,6 +237,8 @@ def _keygen(arguments: argparse.Namespace, policy: Policy) -> int:
 
 def _keygen_for(arguments: argparse.Namespace) -> int:
     """One key file, without a policy."""
+    if not arguments.daemon_id:
+        raise ValueError("--out needs --daemon-id, what the runner's form calls the machine")
     if not valid_daemon_id(arguments.daemon_id):
         raise ValueError("--daemon-id: a daemon id has 1 to 128 characters and no control characters")
     token = _token(arguments, "Token of the plugin (daemon-token): ")
@@ -248,23 +265,21 @@ def _write_key(file: Path, daemon_id: str, token: str, force: bool) -> None:
 # ------------------------------------------------------------------ check
 
 
-def _check(policy: Policy) -> int:
+def _check(policy: Policy, options: str) -> int:
     """Say line by line what can be used."""
-    found = asyncio.run(findings(policy, lambda hub: _source(hub, policy)))
+    found = asyncio.run(findings(policy, lambda hub: _source(hub, policy, options)))
     for finding in found:
         _say(str(finding))
     return ENDED if any(finding.problem for finding in found) else 0
 
 
-def _source(hub: HubEntry, policy: Policy) -> str:
+def _source(hub: HubEntry, policy: Policy, options: str) -> str:
     """Where a hub's key comes from; raises :class:`pkg.daemon_policy.SecretError`."""
     named = hub.key_file or hub.token_file
-    if hub.key_file is not None and not os.path.lexists(hub.key_file):
-        raise SecretError(f"{hub.key_file} is not there yet; make it with: {_program()} keygen")
     variable = next((name for name in (KEY_VARIABLE, TOKEN_VARIABLE) if os.environ.get(name)), "")
     if named is None and not variable and sys.stdin.isatty():
         return "asked for at the start"
-    key_of(hub, policy, os.environ)
+    key_of(hub, policy, os.environ, options)
     return str(named or variable)
 
 
@@ -323,6 +338,8 @@ async def _connected(policy: Policy, keys: dict[str, bytes], drivers: Drivers) -
                 )
             )
         keys.clear()
+        for hub in policy.hubs:
+            log.info("%s: connecting as %s", hub.url, policy.daemon_id)
         async with asyncio.TaskGroup() as group:
             for daemon in daemons:
                 group.create_task(_served(daemon))
@@ -334,4 +351,4 @@ async def _served(daemon: Daemon) -> None:
         await daemon.run_forever()
     except AgentRuntimeDaemonError as exc:
         # One hub that rejects this machine must not end what runs for the others.
-        log.error("%s: %s", daemon.url, exc)
+        log.error("%s: %s. It is not asked again before this program is restarted.", daemon.url, exc)

@@ -86,7 +86,7 @@ class DurableJobTable:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._lock)
-            raise TableBusy(f"another daemon works with {directory}") from None
+            raise TableBusy(f"another daemon runs here already, on {directory}; stop that one first") from None
         self._jobs: dict[str, Entry] = {}
         self.table = ""
         try:

@@ -200,6 +200,7 @@ class Daemon(AgentRuntimeDaemonClient):
     def on_state(self, state: str, detail: str = "") -> None:
         """One line for the owner; what only repeats (a hub that is not there yet is tried every few seconds) is for DEBUG."""
         level = logging.WARNING if state in ("refused", "lost") else logging.INFO
+        state = "no connection" if state == "lost" else state
         if (state, detail) == self._state:
             level = logging.DEBUG
         self._state = (state, detail)

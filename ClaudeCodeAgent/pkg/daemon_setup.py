@@ -21,7 +21,7 @@ from pkg.daemon_policy import APPROVALS, KEY_VARIABLE, OPTIONS, STATE_DIRECTORY,
 from pkg.errors import LaunchError
 from pkg.relay_auth import valid_daemon_id
 
-HUB: Final = "wss://chat.example.org:8766"
+HUB: Final = "wss://chat.example.org:8767"
 """Stands where the owner puts the hub's address."""
 WORKSPACE: Final = "~/src"
 """Stands where the owner puts a directory."""
@@ -30,13 +30,13 @@ Commands = Mapping[str, tuple[str, ...]]
 """Command lines of agents that a package knows, by name."""
 
 
-def first_steps(program: str, policy: Path) -> str:
-    """What to do on a machine where nothing is set up: three lines."""
+def first_steps(program: str, policy: Path, options: str = "") -> str:
+    """What to do on a machine where nothing is set up: three lines. ``options`` follow every command."""
     return (
-        f"No policy file yet, so nothing may run here. 1. {program} init writes {policy}: "
+        f"No policy file yet, so nothing may run here. 1. {program} init{options} writes {policy}: "
         "fill in the hub's address, your directories and your agents\n"
-        f"2. {program} keygen makes this machine's key out of the token in the plugin's form (daemon-token)\n"
-        f"3. {program} check says whether all of it can be used; then start it: {program} run"
+        f"2. {program} keygen{options} makes this machine's key out of the token in the plugin's form (daemon-token)\n"
+        f"3. {program} check{options} says whether all of it can be used; then start it: {program} run{options}"
     )
 
 
@@ -73,7 +73,9 @@ def write_policy(file: Path, *, hub: str, daemon_id: str, workspaces: tuple[str,
     left = [] if hub else ["the hub's address (url)"]
     left += [] if workspaces else ["your directories (workspaces)"]
     left += [] if found else ["an agent (none that is known was found here)"]
-    return f"{file} is written.{' Fill in ' + ', '.join(left) + '.' if left else ''}"
+    absent = [each for each in workspaces if not Path(each).expanduser().is_dir()]
+    said = f"{file} is written.{' Fill in ' + ', '.join(left) + '.' if left else ''}"
+    return f"{said} Make {', '.join(absent)}: not there yet." if absent else said
 
 
 def _installed(name: str, path: str) -> bool:

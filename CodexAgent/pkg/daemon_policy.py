@@ -15,7 +15,7 @@
     path = ""                                 # where commands are looked for first
 
     [[hubs]]
-    url = "wss://chat.example.org:8766"
+    url = "wss://chat.example.org:8767"
     key_file = "laptop.key"                   # or token_file; else the environment or a prompt
     certificate_sha256 = ""                   # pins a certificate instead of the system's authorities
     insecure_plaintext = false                # ws:// to another machine
@@ -255,7 +255,8 @@ def load(file: Path, drivers: Collection[str]) -> Policy:
     except tomllib.TOMLDecodeError as exc:
         place = re.search(r"\(at line (\d+), column \d+\)", str(exc))
         line = int(place[1]) if place else text.count("\n") + 1
-        raise PolicyError(file, line, "", re.sub(r" \(at .*\)$", "", str(exc))) from None
+        said = re.sub(r" \(at .*\)$", "", str(exc))
+        raise PolicyError(file, line, "", f"not TOML: {said}. Texts stand in quotes, a key stands once") from None
     return _policy(_Table(_Source(file, text), values, ()), tuple(drivers))
 
 
@@ -330,7 +331,7 @@ class _Table:
     def texts(self, key: str, default: tuple[str, ...] = ()) -> tuple[str, ...]:
         value = self._left.pop(key, list(default))
         if not isinstance(value, list) or not all(isinstance(item, str) and item and "\0" not in item for item in value):
-            raise self.error(key, "is not a list of texts")
+            raise self.error(key, 'is not a list of texts; write ["one", "two"]')
         return tuple(value)
 
     def variables(self, key: str) -> tuple[str, ...]:
@@ -352,7 +353,7 @@ class _Table:
             try:
                 real = (self.source.file.parent / _home(name)).resolve(strict=True)
             except (OSError, ValueError, RuntimeError):
-                raise self.error(key, f'"{name}" does not exist') from None
+                raise self.error(key, f'"{name}" does not exist; make it, or name another directory') from None
             if not real.is_dir():
                 raise self.error(key, f'"{name}" is no directory')
             if real == Path(real.anchor):
@@ -404,7 +405,7 @@ def _policy(top: _Table, drivers: tuple[str, ...]) -> Policy:
     named = top.table("agents")
     agents = {name: _agent(named.table(name), name, drivers, roots, common, most) for name in named.names()}
     if not agents:
-        raise top.error("agents", "names no agent; write [agents.NAME]")
+        raise top.error("agents", "names no agent; write [agents.NAME], or take the # away from one that is there")
     top.done()
     return Policy(
         file=top.source.file,

@@ -16,10 +16,11 @@ import ssl
 import time
 import urllib.parse
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import InvalidMessage, InvalidStatus, WebSocketException
 
 from pkg import limits
 from pkg.relay_errors import SILENT
@@ -55,6 +56,12 @@ async def listen(handler: Callable[[ServerConnection], Awaitable[None]], host: s
         backlog=limits.RELAY_BACKLOG,
         logger=SILENT,
     )
+
+
+NOT_YET: Final = (
+    "The plugin opens its hub with the first message to a runner whose location is daemon; the daemon goes on trying until then"
+)
+"""Said with a hub that is not there, which may be well."""
 
 
 class _Connect(connect):
@@ -147,6 +154,31 @@ def _loopback(host: str) -> bool:
 def network_trouble(exc: BaseException) -> bool:
     """Whether names or certificates fail, which takes a person, and not merely the connection."""
     return isinstance(exc, socket.gaierror | ssl.SSLError)
+
+
+def trouble(exc: BaseException) -> str:
+    """Why :func:`dial` did not reach a hub, in words for the machine's owner."""
+    if isinstance(exc, WrongCertificate):
+        return "its certificate is another one than certificate_sha256 says"
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted here ({exc.verify_message}); see certificate_sha256"
+    if isinstance(exc, ssl.SSLError | ConnectionResetError):
+        return "what listens there hangs up; are ws:// and wss:// mixed up?"
+    if isinstance(exc, socket.gaierror):
+        return "the name is not known"
+    if isinstance(exc, ConnectionRefusedError):
+        return f"nobody listens there. {NOT_YET}"
+    if isinstance(exc, TimeoutError):
+        return f"no answer within {limits.RELAY_HANDSHAKE:g} seconds"
+    if isinstance(exc, InvalidStatus) and exc.response.status_code in (502, 503, 504):
+        return f"the proxy there reaches no hub. {NOT_YET}"
+    if isinstance(exc, InvalidStatus):
+        return f"the server answers {exc.response.status_code} instead of a WebSocket; does the proxy pass those on to the hub?"
+    if isinstance(exc, InvalidMessage) and isinstance(exc.__cause__, EOFError):
+        return f"what listens there hangs up, as an SSH tunnel to a hub that is not there does. {NOT_YET}"
+    if isinstance(exc, WebSocketException | EOFError):
+        return "what answers there is no WebSocket"
+    return f"cannot be reached ({exc.strerror or type(exc).__name__})" if isinstance(exc, OSError) else type(exc).__name__
 
 
 def cut(connection: ServerConnection | ClientConnection) -> None:

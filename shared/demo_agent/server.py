@@ -41,7 +41,7 @@ INTRODUCTION = """I am the demo agent: a small program that really works on file
 - create FILE, create FILE with "TEXT", append "TEXT" to FILE, replace "A" with "B" in FILE
 - run: COMMAND
 Several at once work too: list the files, then create hello.txt
-For a real coding agent start the demo with --agent acp:claude-code, acp:codex, acp:gemini, acp:opencode or a command."""
+For a real coding agent start the demo with --agent acp:claude-code, another name that --help lists, or a command."""
 
 PERMISSIONS = (
     {"optionId": "once", "name": "Allow once", "kind": "allow_once"},

@@ -9,7 +9,7 @@ import json
 import os
 import resource
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -263,5 +263,5 @@ async def flood_main(url: str, count: int, daemon_id: str = "flood", token: str 
 
 
 if __name__ == "__main__":
-    options = json.loads(sys.stdin.readline())
-    asyncio.run({"hub": hub_main, "daemon": daemon_main, "flood": flood_main}[sys.argv[1]](**options))
+    KINDS: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {"hub": hub_main, "daemon": daemon_main, "flood": flood_main}
+    asyncio.run(KINDS[sys.argv[1]](**json.loads(sys.stdin.readline())))
