@@ -32,7 +32,6 @@ from testkit import daemon_rig
 from testkit.acp_harness import poll
 from testkit.daemon_rig import DAEMON_ID, DaemonHome
 from testkit.relay_rig import TOKEN, WAIT
-from tooling import packages
 
 ACTOR = "lb_" + "5e" * 32
 CANARY = "canary-Kq2wE8rT5yU1iO9p"
@@ -465,7 +464,7 @@ class TestCheck:
 @pytest.mark.parametrize(
     "arguments", [("run",), ("check",), ("init",), ("keygen",), ()], ids=lambda value: " ".join(value) or "nothing"
 )
-@pytest.mark.parametrize("name", [name for name in packages.NAMES if name != "ACPAgentRunner"])
+@pytest.mark.parametrize("name", ["CodexAgent"])
 @pytest.mark.asyncio
 async def test_a_package_that_drives_nothing_yet_says_so(
     name: str, arguments: tuple[str, ...], home: Path, package_root: Path

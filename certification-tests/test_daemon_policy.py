@@ -76,6 +76,33 @@ def job(agent: str = "claude", **fields: Any) -> Any:
     }
 
 
+class TestTrust:
+    """Whose workspaces are obeyed."""
+
+    def test_only_the_owner_s_roots_are_trusted(self, written: Callable[[str], Policy], tmp_path: Path) -> None:
+        """Our rule: below a trusted root the driver is told so, elsewhere not, also by a link; a job can not ask for it."""
+        policy = written('trusted_workspaces = ["src/inner"]\n' + GOOD)
+        (tmp_path / "src" / "inner" / "deep").mkdir()
+        (tmp_path / "src" / "inner" / "out").symlink_to(tmp_path / "more")
+        for cwd, trusted in (
+            ("inner", True),
+            ("inner/deep", True),
+            ("", False),
+            ("inner/out", False),
+            (str(tmp_path / "more"), False),
+        ):
+            options = policy.admit(job(cwd=cwd)).spec.options
+            assert options.get("trust_workspace", False) is trusted, cwd
+        with pytest.raises(Refused):
+            policy.admit(job(options={"trust_workspace": True}))
+        assert written(GOOD).admit(job(cwd="inner")).spec.options == {}
+
+    def test_a_trusted_root_must_exist(self, written: Callable[[str], Policy]) -> None:
+        """A typing mistake here would be found out too late."""
+        with pytest.raises(PolicyError, match="does not exist"):
+            written('trusted_workspaces = ["srcc"]\n' + GOOD)
+
+
 class TestFile:
     """Reading."""
 

@@ -473,7 +473,8 @@ from pathlib import Path
 root, program, *arguments = sys.argv[1:]
 sys.path[:0] = [str(Path(root, room)) for room in ("ACPAgentRunner", "shared", "scripts")]
 from demo_chat import chat, workstation
-workstation.PROGRAM = (program, *workstation.PROGRAM)
+usual = workstation.program
+workstation.program = lambda package: (program, *usual(package))
 sys.exit(chat.main(arguments))
 """
 """The demo with another daemon program."""

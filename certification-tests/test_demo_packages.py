@@ -38,14 +38,29 @@ def test_claude_code_answers_without_an_account(tmp_path: Path) -> None:
 
 
 @pytest.mark.real_claude
-def test_claude_code_without_a_sign_in_says_what_to_do(claude_program: Path, tmp_path: Path) -> None:
+def test_claude_code_answers_under_a_daemon_whose_path_is_cut(tmp_path: Path) -> None:
+    """The package's own daemon program, real program and built package: the answer is the same, once, and a cut is seen."""
+    words = " ".join(f"word{number}" for number in range(12))
+    options = ("--agent", "claude-code", "--fixture", "--place", "daemon", "--blip", "1", "--workspace", str(tmp_path))
+    done = demo(*options, "--say", words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = " ".join(line for line in done.stdout.splitlines() if not line.startswith("  "))
+    assert said.endswith(f"You said: {words}"), done.stdout
+    assert "path cut for 1 s (1 live connection)" in done.stdout
+    assert done.stdout.count("connected") >= 2
+
+
+@pytest.mark.real_claude
+@pytest.mark.parametrize("place", ["local", "daemon"])
+def test_claude_code_without_a_sign_in_says_what_to_do(place: str, claude_program: Path, tmp_path: Path) -> None:
     """On a machine without an account: the command, the machine, and the exit code of a message without an answer."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "claude").symlink_to(claude_program)
     path = os.pathsep.join((str(tmp_path / "bin"), os.environ["PATH"]))
-    done = demo("--agent", "claude-code", "--say", "hello", PATH=path, HOME=str(tmp_path))
+    done = demo("--agent", "claude-code", "--place", place, "--say", "hello", PATH=path, HOME=str(tmp_path))
     assert done.returncode == 1
     assert "`claude auth login`" in done.stdout, done.stdout
+    assert os.uname().nodename in done.stdout
 
 
 @pytest.mark.real_codex
@@ -78,7 +93,7 @@ def test_claude_code_that_is_not_installed_says_so(tmp_path: Path) -> None:
     assert 'The command "claude" was not found' in done.stdout, done.stdout
 
 
-@pytest.mark.parametrize("wrong", [("--fixture",), ("--agent", "claude-code", "--place", "daemon")])
+@pytest.mark.parametrize("wrong", [("--fixture",), ("--fixture", "--agent", "acp:claude-code")])
 def test_a_wrong_combination_is_told_at_once(wrong: tuple[str, ...]) -> None:
     """Nothing is built or started."""
     done = demo(*wrong, "--say", "hello")

@@ -10,6 +10,7 @@
     approvals = ["ask", "allow-edits", "deny"]  # approval policies a job may ask for
     mcp_servers = true                        # whether a job may name further MCP servers (by address, never by command)
     worktrees = true                          # whether a job may have a git worktree of its chat's own made in a workspace
+    trusted_workspaces = []                   # below these, agents obey the files of the workspace (hooks run commands)
     max_jobs = 8
     state_dir = "~/.local/state/langbot-coding-agents/daemon"
     path = ""                                 # where commands are looked for first
@@ -56,6 +57,8 @@ KEY_VARIABLE: Final = "CODING_DAEMON_KEY"
 TOKEN_VARIABLE: Final = "CODING_DAEMON_TOKEN"
 """May hold the installation's token where there is no file."""
 STATE_DIRECTORY: Final = f"~/{limits.STATE_DIRECTORY}/daemon"
+TRUST_OPTION: Final = "trust_workspace"
+"""The option by which a driver is told that it may let its agent obey the files of the workspace."""
 APPROVALS: Final = ("ask", "allow-edits", "deny")
 """Approval policies a job may ask for unless the file says otherwise: those under which a person or nobody decides."""
 OPTIONS: Final = ("model",)
@@ -131,6 +134,8 @@ class Policy:
     approvals: tuple[str, ...]
     mcp_servers: bool
     worktrees: bool
+    trusted_workspaces: tuple[Path, ...]
+    """Roots whose files agents may obey, whatever a job says."""
     max_jobs: int
     state_dir: Path
     path: str
@@ -174,6 +179,9 @@ class Policy:
         directory = workspace(agent.workspaces, spec.cwd)
         if worktree:
             self._check_worktree(agent, directory)
+        options = dict(spec.options)
+        if any(root == directory or root in directory.parents for root in self.trusted_workspaces):
+            options[TRUST_OPTION] = True
         environ = os.environ if environ is None else environ
         own = {variable: environ[variable] for variable in agent.environment if variable in environ}
         admitted = dataclasses.replace(
@@ -181,6 +189,7 @@ class Policy:
             command=agent.command,
             cwd=str(directory),
             env=types.MappingProxyType({**own, **spec.env}),
+            options=types.MappingProxyType(options),
             startup_timeout=_seconds(spec.startup_timeout),
             initialize_timeout=_seconds(spec.initialize_timeout),
         )
@@ -394,6 +403,7 @@ def _policy(top: _Table, drivers: tuple[str, ...]) -> Policy:
     approvals = top.texts("approvals", APPROVALS)
     mcp_servers = top.flag("mcp_servers", True)
     worktrees = top.flag("worktrees", True)
+    trusted = top.directories("trusted_workspaces") if top.has("trusted_workspaces") else ()
     most = top.number("max_jobs", limits.RELAY_JOBS, limits.RELAY_JOBS)
     state_dir = top.path("state_dir", STATE_DIRECTORY)
     path = top.text("path", "")
@@ -418,6 +428,7 @@ def _policy(top: _Table, drivers: tuple[str, ...]) -> Policy:
         approvals=approvals,
         mcp_servers=mcp_servers,
         worktrees=worktrees,
+        trusted_workspaces=trusted,
         max_jobs=most,
         state_dir=state_dir,
         path=path,

@@ -104,7 +104,7 @@ def _command(name: str, given: dict[str, Any], *, has_diffs: bool) -> tuple[str,
     if not given:
         return "", True
     text, cut = compact(given, limits.ACP_COMMAND_CHARS)
-    return text, not cut
+    return f"{tools.shown_name(name)} {text}", not cut
 
 
 def _session_rules(suggestions: Json) -> tuple[dict[str, Json], ...]:

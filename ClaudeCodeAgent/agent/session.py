@@ -39,6 +39,7 @@ from pkg.agent_api import (
     SessionCapabilities,
     SessionSpec,
     SessionStarted,
+    TextDelta,
     TurnEnded,
     UsageReported,
 )
@@ -107,6 +108,9 @@ class ClaudeSession:
         self._asked: dict[str, permissions.Asked] = {}
         self._files = WorkspaceFiles(spec.cwd) if launcher.local else None
         self._made_files: list[tuple[str, ...]] = []
+        self._late: list[str] = []
+        """Text of the program's own work that nobody has read when the next turn begins, at most a buffer full."""
+        self._late_chars = 0
         self._account = Account(begin.credentials, launcher.label)
         self._transport = Transport(
             process,
@@ -260,7 +264,7 @@ class ClaudeSession:
             raise AgentDied("coding.session_closed")
         built = self._built(prompt)
         if late := self._events.take_late_text():
-            self._emit(Notice("coding.late_text", late, "warning", {"text": late}))
+            self._late.append(late)
         message_id = str(uuid.uuid4())
         self._translator.begin_turn()
         self._turns.begin(message_id)
@@ -390,9 +394,24 @@ class ClaudeSession:
             case "result" if self._before_start is not None:
                 self._refusal = said(message)
         outcome = self._turns.line(message)
+        own_work = self._turn is not None and not self._turns.begun
+        if not own_work:
+            self._tell_late()
         for event in self._translator.line(message):
-            self._emit(event)
+            if not (own_work and isinstance(event, TextDelta)):
+                self._emit(event)
+            elif self._late_chars < limits.EVENT_BUFFER_BYTES:
+                self._late.append(event.text)
+                self._late_chars += len(event.text)
         self._follow(outcome, message)
+
+    def _tell_late(self) -> None:
+        """Tell what is no part of the answer that begins now."""
+        if self._late:
+            text = "".join(self._late)
+            self._late.clear()
+            self._late_chars = 0
+            self._emit(Notice("coding.late_text", text, "warning", {"text": text}))
 
     def _follow(self, outcome: Outcome, message: Message) -> None:
         for settled in outcome.settled:
@@ -429,6 +448,7 @@ class ClaudeSession:
 
     def _tell_end(self, turn: _Turn, end: TurnEnded) -> None:
         self._withdraw()
+        self._tell_late()
         for event in self._translator.end_turn():
             self._emit(event)
         self._turns.end()

@@ -34,9 +34,15 @@ def kind_of(name: str) -> ToolKind:
     return _KINDS.get(name, "other")
 
 
+def shown_name(name: str) -> str:
+    """A tool's name as people read it: a server's tools with the server's name in front."""
+    parts = name.split("__", 2)
+    return f"{parts[1]}: {parts[2]}" if len(parts) == 3 and parts[0] == "mcp" else name
+
+
 def title_of(name: str, given: dict[str, Any]) -> str:
     """One line about a call: the command, the file, or whatever says most."""
-    shown = f"{parts[1]}: {parts[2]}" if len(parts := name.split("__", 2)) == 3 and parts[0] == "mcp" else name
+    shown = shown_name(name)
     if kind_of(name) == "execute":
         detail = as_str(given.get("command"))
     else:

@@ -77,6 +77,11 @@ class Turns:
         return self._turn is not None
 
     @property
+    def begun(self) -> bool:
+        """Whether the program works on the open turn, and not on something of its own before it."""
+        return self._turn is not None and (self._turn.begun or not self._tells_lifecycles)
+
+    @property
     def result(self) -> dict[str, Any]:
         """The open turn's last result; empty when there was none."""
         return (self._turn.result if self._turn is not None else None) or {}

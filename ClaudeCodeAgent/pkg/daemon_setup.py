@@ -155,6 +155,9 @@ workspaces = {_toml(workspaces or (WORKSPACE,))}
 # Whether a job may have a git worktree made for its chat in a workspace, below .worktrees/ of the repository.
 # worktrees = true
 
+# Directories below which agents obey the files of the workspace: its settings, hooks and tool servers, which run commands.
+# trusted_workspaces = []
+
 # How many jobs run at once, over all agents and hubs.
 # max_jobs = 128
 

@@ -83,10 +83,10 @@ async def test_an_edit_is_shown_as_what_it_changes(tmp_path: Path) -> None:
 
 
 async def test_what_no_tool_of_ours_explains_is_shown_as_its_input(tmp_path: Path) -> None:
-    """Our rule: an unknown tool is never an edit, and its input is what people see."""
+    """Our rule: an unknown tool is never an edit, and its name with its input is what people see."""
     asked = permissions.asked("1", {"tool_name": "mcp__x__y", "input": {"q": 1}}, None, str(tmp_path)).event
     assert isinstance(asked, ApprovalRequested)
-    assert asked.command == '{"q":1}'
+    assert asked.command == 'x: y {"q":1}'
     assert not decide("allow-edits", asked, inside_really(str(tmp_path))).allowed
 
 

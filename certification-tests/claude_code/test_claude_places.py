@@ -12,23 +12,23 @@ import functools
 import json
 import os
 import secrets
-import shlex
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from langbot_plugin.api.agent_tools import LANGBOT_AGENT_MCP_SERVER_NAME
 
 from testkit import daemon_rig
-from testkit.anthropic_fixture import AnthropicFixture, anthropic_fixture
+from testkit.anthropic_fixture import AnthropicFixture, anthropic_fixture, call, say
 from testkit.daemon_rig import DAEMON_ID, DaemonHome
 from testkit.daemon_sites import command_lines, environments, files_below, plugin_form, private, until_shown
 from testkit.host_actions import HostActions, message
 from testkit.model_fixture import KEY
 from testkit.relay_rig import free_port
 from testkit.run_harness import Outcome
-from testkit.sdk_worker import SdkWorker, built, descendants, gone, sdk_worker
+from testkit.sdk_worker import SdkWorker, Shape, built, descendants, gone, sdk_worker
 from testkit.sshd import sshd
 
 pytestmark = [pytest.mark.real_claude, pytest.mark.sdk_worker, pytest.mark.asyncio, pytest.mark.timeout(240)]
@@ -87,7 +87,9 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def staged(place: str, directory: Path, program: Path, *, signed_in: bool = True) -> AsyncIterator[Stage]:
+async def staged(
+    place: str, directory: Path, program: Path, *, signed_in: bool = True, shape: Shape = "dedicated"
+) -> AsyncIterator[Stage]:
     """The place, set up as its operator or owner would; everything of it is gone afterwards."""
     home, workspace = directory / "home", directory / "workspace"
     home.mkdir(parents=True)
@@ -101,7 +103,7 @@ async def staged(place: str, directory: Path, program: Path, *, signed_in: bool 
         named = {"ANTHROPIC_API_KEY": "${secret:MODEL_KEY}"} if signed_in else {}
         form: dict[str, Any] = {
             "location": place,
-            "command": shlex.quote(str(program)),
+            "command": str(program),
             "workspace": str(workspace),
             "env-json": json.dumps({**given, **named}),
             "langbot-assets-enabled": False,
@@ -127,7 +129,12 @@ async def staged(place: str, directory: Path, program: Path, *, signed_in: bool 
             form |= {"daemon-id": DAEMON_ID, "workspace": ""}
         worker = await stack.enter_async_context(
             sdk_worker(
-                built(NAME), directory / "runtime", name=NAME, installations={"A": plugin}, environment=private(directory / "w")
+                built(NAME),
+                directory / "runtime",
+                shape,
+                name=NAME,
+                installations={"A": plugin},
+                environment=private(directory / "w") if shape == "dedicated" else None,
             )
         )
         stage = Stage(fixture, worker, form, workspace)
@@ -224,7 +231,37 @@ async def test_a_message_during_a_run_is_taken_into_it(stage: Stage) -> None:
     gate.touch()
     outcome = await running
     # Where the program has it only after the command's end, it is a turn of its own.
-    assert outcome.shown in (["both"], ["only the first", "both"])
+    assert outcome.shown in (["both"], ["only the first\n\nboth"])
+
+
+async def test_langbot_s_tools_are_called_from_wherever_the_program_is(stage: Stage) -> None:
+    """Each run of a live session has tools of its own; what the host answers reaches the model, and no bearer is to be seen."""
+    tool = f"mcp__{LANGBOT_AGENT_MCP_SERVER_NAME}__langbot_call_tool"
+    answers = []
+    for number in (1, 2):
+        script = stage.model.play(call(tool, tool_name="echo", parameters={"n": number}), say(f"called {number}"))
+        running = asyncio.ensure_future(stage.run(f"tool {script}", langbot_assets_enabled=True, **WRITES))
+        answers.append((await running).shown)
+    assert answers == [["called 1"], ["called 2"]]
+    made = [data["parameters"] for action, data in stage.host.calls if action == "call_tool"]
+    assert made == [{"n": 1}, {"n": 2}]
+    results = [text for role, text in stage.model.asked[-1].history if role == "tool"]
+    assert [json.loads(text)["echo"] for text in results] == made
+    assert len(stage.programs()) == 1
+    assert b"Bearer" not in command_lines([stage.worker.pid(), *stage.processes()])
+
+
+async def test_two_messages_at_once_are_both_answered_and_neither_history_is_lost(stage: Stage) -> None:
+    """Vendor's rule (2.1.332): of two writers of a session the first to end is forgotten; ours: there is one at a time."""
+    first = await stage.run("remember PEAR [[ say one ]]")
+    assert first.shown == ["one"]
+    outcomes = await asyncio.gather(*(stage.run(f"remember {word} [[ say {word} ]]") for word in ("FIG", "PLUM")))
+    assert [outcome.shown for outcome in outcomes] == [["FIG"], ["PLUM"]]
+    recalled = await stage.run("[[ recall ]]")
+    said = recalled.text.removeprefix("recalled: ").split(" | ")
+    assert said[0] == "remember PEAR"
+    assert sorted(said[1:]) == ["remember FIG", "remember PLUM"]
+    assert len(stage.programs()) == 1
 
 
 async def test_a_cancelled_run_ends_the_command_it_was_running(stage: Stage) -> None:
@@ -239,6 +276,36 @@ async def test_a_cancelled_run_ends_the_command_it_was_running(stage: Stage) -> 
     await asyncio.wait({reading})
     await stream.aclose()
     assert await gone(command, 30.0)
+
+
+async def test_a_killed_worker_leaves_no_process_and_loses_no_history(tmp_path: Path, claude_program: Path) -> None:
+    """Beside a worker that is gone at once, in the middle of a command: everything ends, and the next message resumes."""
+    async with staged("local", tmp_path, claude_program) as stage:
+        assert (await stage.run("remember PEAR [[ say one ]]")).shown == ["one"]
+        here = stage.workspace / "here"
+        words = f"remember FIG [[ run touch {here}; setsid sleep 300 & sleep 300; true ;; say never ]]"
+        running = asyncio.ensure_future(stage.run(words, **WRITES))
+        await happens(here.exists, running)
+        processes = stage.processes()
+        old = stage.worker.kill()
+        assert await gone(processes, 30.0)
+        with contextlib.suppress(Exception):
+            await running
+        await stage.worker.ready(other_than=old)
+        recalled = await stage.run("[[ recall ]]")
+        assert "remember PEAR" in recalled.text
+
+
+@pytest.mark.parametrize("place", PLACES[1:])
+async def test_the_shared_pool_has_the_program_elsewhere_and_nothing_of_it_here(
+    place: str, tmp_path: Path, claude_program: Path
+) -> None:
+    """Our rule: in a worker that installations share no agent's process lives; a conversation goes on all the same."""
+    async with staged(place, tmp_path, claude_program, shape="pool") as stage:
+        assert (await stage.run("remember PEAR [[ say one ]]")).shown == ["one"]
+        assert descendants(stage.worker.pid()) == {}
+        assert (await stage.run("[[ recall ]]")).shown == ["recalled: remember PEAR"]
+        assert stage.model.refused == 0
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -219,6 +219,21 @@ async def test_a_workspace_runs_nothing(place: Place) -> None:
     assert (place.workspace / "hooked").exists()
 
 
+async def test_the_account_s_own_settings_count_without_their_hooks(place: Place) -> None:
+    """Vendor's rule: a default mode of its own would skip permissions; ours: the mode is given, and hooks are off."""
+    settings = place.home / ".claude"
+    settings.mkdir()
+    hook = {"hooks": [{"type": "command", "command": f"touch {place.workspace}/hooked"}]}
+    permissions = {"defaultMode": "bypassPermissions", "deny": ["WebFetch"]}
+    (settings / "settings.json").write_text(json.dumps({"hooks": {"SessionStart": [hook]}, "permissions": permissions}))
+    async with place.opened() as session:
+        events = await turn(session, "[[ run touch made ]]", choose="reject_once")
+        assert len(of(events, ApprovalRequested)) == 1
+        assert session.permission_mode == "default"
+        assert "WebFetch" not in [tool["name"] for tool in place.fixture.bodies[-1]["tools"]]
+    assert not (place.workspace / "hooked").exists() and not (place.workspace / "made").exists()
+
+
 async def test_no_memory_is_shared_between_conversations(place: Place) -> None:
     """Vendor's rule: everybody in one directory would share a memory; ours: there is none."""
 
@@ -419,6 +434,16 @@ async def test_a_command_is_stopped(place: Place) -> None:
         assert text(await turn(session, "[[ say alive ]]")) == "alive"
 
 
+async def test_a_turn_stopped_at_once_is_over(place: Place) -> None:
+    """Our rule: a stop that reaches the program before its turn has begun ends that turn, and no later one."""
+    async with place.opened() as session:
+        for _ in range(3):
+            await prompted(session, "[[ say never mind ]]")
+            await session.interrupt()
+            assert ended(await until(session, TurnEnded)) == TurnEnded("cancelled")
+        assert text(await turn(session, "[[ say alive ]]")) == "alive"
+
+
 async def test_stopping_takes_a_question_back(place: Place) -> None:
     """Vendor's rule: the interrupt withdraws the permission that is waited for."""
     async with place.opened() as session:
@@ -468,6 +493,37 @@ async def test_closing_ends_background_work(place: Place, detached: bool) -> Non
     assert hostile_trees.gone(tree, 5.0)
 
 
+FOREGROUND = "echo $$ > pid; sleep 300"
+COMMANDS = {
+    "foreground": (FOREGROUND, False),
+    "background": (FOREGROUND, True),
+    "in a session of its own": ("setsid nohup sh -c 'echo $$ > pid; sleep 300' </dev/null >/dev/null 2>&1 & sleep 300", False),
+}
+
+
+@pytest.mark.parametrize("which", COMMANDS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+async def test_no_signal_leaves_a_process(place: Place, number: signal.Signals, which: str) -> None:
+    """Vendor's rule: some of its commands survive it, by the signal and how they were started; ours: none survives us."""
+    command, background = COMMANDS[which]
+    script = place.fixture.play(
+        model.call("Bash", command=command, description="d", run_in_background=background),
+        model.say("started", hold=place.workspace / "never"),
+    )
+    pid = place.workspace / "pid"
+    async with place.opened() as session:
+        await session.prompt(Prompt(script))
+        (asked,) = of(await until(session, ApprovalRequested), ApprovalRequested)
+        await session.answer(asked.request_id, Answer("allow_once"))
+        await poll(lambda: pid.exists() and pid.read_text().strip() != "")
+        pids = (int(pid.read_text()), session._process.pid)
+        tree = {each: hostile_trees.start_time(each) for each in pids}
+        os.kill(session._process.pid, number)
+        end = ended(await until(session, TurnEnded))
+        assert end.stop_reason == ("cancelled" if number is signal.SIGINT else "error")
+    assert await asyncio.to_thread(hostile_trees.gone, tree, 5.0)
+
+
 # ------------------------------------------------------------------ failures
 
 
@@ -490,6 +546,33 @@ async def test_an_error_of_the_service_is_one_readable_error(place: Place, statu
         assert failure is not None and failure.code == code, failure
         assert text(events) == "" and KEY not in repr(events)
         assert text(await turn(session, "[[ say alive ]]")) == "alive"
+
+
+async def test_a_model_the_service_does_not_know(place: Place) -> None:
+    """Vendor's rule: 404 with a sentence of its own; ours: the field to change."""
+    script = place.fixture.play(*(model.refuse(404, "not_found_error", "model: nonsense") for _ in range(3)))
+    async with place.opened(options={"model": "nonsense"}) as session:
+        failure = ended(await turn(session, script)).error
+        assert failure is not None and failure.code == "coding.claude_model_unknown", failure
+        assert failure.params == {"field": "model"}
+
+
+async def test_a_limit_of_cost_ends_a_turn(place: Place) -> None:
+    """Vendor's rule: the program counts by itself and ends as an error; ours: the field to raise."""
+    script = place.fixture.play(
+        model.Answer((Call("Bash", {"command": "echo 1", "description": "d"}),), usage={"output_tokens": 1_000_000}),
+        model.say("never"),
+    )
+    async with place.opened(options={"max_budget_usd": 0.01}) as session:
+        failure = ended(await turn(session, script)).error
+        assert failure is not None and failure.code == "coding.claude_budget"
+
+
+async def test_a_message_too_long_for_any_model(place: Place) -> None:
+    """Vendor's rule: 3 MB are not even sent; ours: one readable error, and the session goes on."""
+    async with place.opened() as session:
+        failure = ended(await turn(session, "x " * 1_500_000)).error
+        assert failure is not None and failure.code == "coding.claude_context_full", failure
 
 
 async def test_a_service_nobody_reaches(place: Place) -> None:
@@ -551,7 +634,7 @@ async def test_a_refusal_is_a_stop_reason(place: Place) -> None:
 
 
 async def test_a_full_context_is_compacted(place: Place) -> None:
-    """Vendor's rule: the program has the conversation summarised by itself and goes on; ours: told as telemetry, not as text."""
+    """Vendor's rule: the program has the conversation summarised and goes on; ours: told as telemetry, not as text."""
     full = {"input_tokens": 990_000}
     first = place.fixture.play(model.say("nearly full", usage=full))
     async with place.opened() as session:

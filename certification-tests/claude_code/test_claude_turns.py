@@ -377,16 +377,17 @@ def unread(session: ClaudeSession) -> str:
 
 
 async def test_a_prompt_during_such_work_gets_its_own_end(tmp_path: Path) -> None:
-    """Our rule: the result of work nobody asked for ends no turn of ours."""
+    """Our rule: work nobody asked for ends no turn of ours, and what it goes on to say is no part of the answer."""
     go, more = tmp_path / "go", tmp_path / "more"
     async with opened(tmp_path) as session:
-        await turn(session, f"later {go} holding {more} by itself", "say started")
+        await turn(session, f"later {go} halves {more} by itself |  and on", "say started")
         go.touch()
         await poll(lambda: "by itself" in unread(session))
         await prompted(session, "say asked")
         more.touch()
         events = await until(session, TurnEnded)
-        assert "asked" in text(events)
+        assert [event.text for event in of(events, Notice) if event.code == "coding.late_text"] == ["by itself and on"]
+        assert text(events) == "asked"
         assert ended(events).stop_reason == "end_turn"
 
 
@@ -656,12 +657,13 @@ async def test_a_program_that_dies_while_it_asks_ends_its_turn(tmp_path: Path) -
 @pytest.mark.parametrize("config", [{}, {"end_session": "ignore"}, {"end_session": "ignore", "ignore_eof": True}])
 async def test_closing_leaves_nothing(tmp_path: Path, config: dict[str, object]) -> None:
     """Our rule: a child in a session of its own that ignores SIGTERM is gone as well, and so is a program that will not go."""
-    pid = tmp_path / "pid"
-    async with opened(tmp_path, config) as session:
+    pid, log = tmp_path / "pid", tmp_path / "log"
+    async with opened(tmp_path, {**config, "log": str(log)}) as session:
         await turn(session, f"child {pid}", "say hi")
         pids = (int(pid.read_text()), session._process.pid)
         tree = {each: hostile_trees.start_time(each) for each in pids}
     assert hostile_trees.gone(tree, 5.0)
+    assert len(requests(log, "end_session")) == 1, "it is asked to leave before it is made to"
 
 
 async def test_closing_in_the_middle_of_a_turn_cancels_it(tmp_path: Path) -> None:

@@ -25,13 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from agent import presets
+from agent import DRIVERS, presets
 from demo_chat.packages import PACKAGES, Package
 from demo_chat.person import Lines, Permissions
 from demo_chat.screen import Screen
 from demo_chat.workstation import LONGEST_BLIP, Workstation
 from testkit.sdk_worker import SdkWorker, built, sdk_worker
-from tooling import SetupError, packages, steps
+from tooling import ROOT, SetupError, packages, steps
 
 SHARED = Path(__file__).resolve().parent.parent
 POLICIES = {
@@ -47,6 +47,10 @@ as secrets of the plugin form."""
 PLACES = ("local", "daemon")
 PAUSE = 1.0
 """Seconds the demo's own agent pauses while it works when its path is to be cut: a turn that is over can't be."""
+PACE = 0.03
+"""Seconds between two words of the loopback model, so that streaming can be seen."""
+SLOW_PACE = 0.3
+"""The same where its path is to be cut."""
 TICK = 0.2
 """Seconds between two looks at what the screen holds back."""
 IMPATIENCE = 3
@@ -118,8 +122,6 @@ def options(arguments: Sequence[str]) -> Options:
         parser.error(f"--blip needs a number of seconds, at most {LONGEST_BLIP:g}: a job outlives no longer cut")
     if given.fixture and given.agent not in PACKAGES:
         parser.error(f"--fixture needs --agent {own}")
-    if given.agent in PACKAGES and given.place != "local":
-        parser.error(f"--agent {given.agent} is shown beside the plugin only: it needs --place local")
     workspace = given.workspace and given.workspace.resolve()
     return Options(workspace, given.policy, given.agent or "", given.say, given.place, given.blip, given.fixture)
 
@@ -152,10 +154,10 @@ def agent_command(chosen: Options, gate: Path | None) -> tuple[str, ...]:
 def environment(chosen: Options, home: Path) -> dict[str, str]:
     """What the agent has of this shell's environment, without credentials.
 
-    A real agent has the person's home, where its account is; the demo's own has ``home`` and leaves nothing in the person's.
+    A real agent has the person's home, where its account is; one that needs no account has ``home`` and leaves nothing there.
     """
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-    return kept if chosen.agent else {**kept, "HOME": str(home)}
+    return kept if chosen.agent and not chosen.fixture else {**kept, "HOME": str(home)}
 
 
 def credentials() -> dict[str, str]:
@@ -173,24 +175,39 @@ def runner_form(chosen: Options) -> dict[str, Any]:
     }
 
 
-def local_form(chosen: Options, command: Sequence[str], workspace: Path, home: Path) -> dict[str, Any]:
+def local_form(
+    chosen: Options, command: Sequence[str], workspace: Path, home: Path, accounts: Mapping[str, str]
+) -> dict[str, Any]:
     """What the runner form says of an agent beside the plugin, as an operator would fill it in."""
+    if chosen.own_package is not None:
+        agent = {"command": command[0]}
+    else:
+        provider = "custom" if command else chosen.agent.partition(":")[2]
+        agent = {"provider": provider, "acp-command": shlex.join(command)}
+    referred = {name: f"${{secret:{name}}}" for name in accounts}
     return {
-        "provider": "custom" if command else chosen.agent.partition(":")[2],
-        "acp-command": shlex.join(command),
+        **agent,
         "location": "local",
         "workspace": str(workspace),
-        "env-json": {**environment(chosen, home), **{name: f"${{secret:{name}}}" for name in credentials()}},
+        "env-json": {**environment(chosen, home), **referred},
     }
 
 
 def workstation(
-    chosen: Options, command: Sequence[str], workspace: Path, home: Path, base: Path, screen: Screen
+    chosen: Options,
+    command: Sequence[str],
+    workspace: Path,
+    home: Path,
+    base: Path,
+    screen: Screen,
+    accounts: Mapping[str, str],
 ) -> Workstation:
     """The machine of ``--place daemon``: what an operator writes into the form for a local agent, its owner writes there."""
-    accounts = credentials() if chosen.agent else {}
+    own = chosen.own_package
     return Workstation(
         base / "machine",
+        package=ROOT / (packages.SOURCE if own is None else own.package),
+        drivers=tuple(DRIVERS) if own is None else (own.driver,),
         command=command,
         workspace=workspace,
         approval=chosen.policy,
@@ -199,14 +216,6 @@ def workstation(
         blip=chosen.blip,
         tell=screen.aside,
     )
-
-
-async def own_form(chosen: Options, own: Package, workspace: Path, home: Path, model: Mapping[str, str]) -> dict[str, Any]:
-    """What the runner form of an agent's own package says; ``model`` is the environment of its loopback model, if any."""
-    program = str(await asyncio.to_thread(own.pinned)) if model else own.program
-    kept = environment(chosen, home) | ({"HOME": str(home)} if model else {})
-    accounts = {name: f"${{secret:{name}}}" for name in model or credentials()}
-    return {"command": program, "location": "local", "workspace": str(workspace), "env-json": {**kept, **accounts}}
 
 
 class Interrupts:
@@ -339,19 +348,17 @@ async def converse(chosen: Options, out: TextIO, log: Path, base: Path) -> int:
             await stack.enter_async_context(Permissions(screen, lines).listening(gate))
         home = base / "home"
         home.mkdir()
-        model = await stack.enter_async_context(own.fixture()) if own is not None and chosen.fixture else {}
-        command = () if own is not None else agent_command(chosen, gate)
-        machine = None if chosen.place == "local" else workstation(chosen, command, workspace, home, base, screen)
-        if machine is not None:
+        accounts = credentials() if chosen.agent else {}
+        command = agent_command(chosen, gate) if own is None else (own.program,)
+        if own is not None and chosen.fixture:
+            accounts = dict(await stack.enter_async_context(own.fixture(PACE if chosen.blip is None else SLOW_PACE)))
+            command = (str(await asyncio.to_thread(own.pinned)),)
+        machine = None
+        if chosen.place == "daemon":
+            machine = workstation(chosen, command, workspace, home, base, screen, accounts)
             machine.prepare()
-        accounts = dict(model) or credentials()
         plugin = machine.plugin_form if machine is not None else {"agent-secret-values": json.dumps(accounts)}
-        if machine is not None:
-            place = machine.runner_form
-        elif own is not None:
-            place = await own_form(chosen, own, workspace, home, model)
-        else:
-            place = local_form(chosen, command, workspace, home)
+        place = machine.runner_form if machine is not None else local_form(chosen, command, workspace, home, accounts)
         package = packages.SOURCE if own is None else own.package
         screen.note("building the package and starting it in a worker of the SDK's runtime")
         worker = await stack.enter_async_context(

@@ -28,16 +28,23 @@ class Package:
     """One package of its own agent."""
 
     package: str
+    driver: str
+    """What a policy file calls its driver."""
     program: str
     """What its program is called where it is installed."""
     pinned: Callable[[], Path]
     """The pinned program, installed first if need be. Raises :class:`tooling.SetupError`."""
-    fixture: Callable[[], AbstractAsyncContextManager[Mapping[str, str]]]
-    """The loopback model while it runs: the environment with which the program talks to it alone."""
+    fixture: Callable[[float], AbstractAsyncContextManager[Mapping[str, str]]]
+    """The loopback model while it runs, with this many seconds between two words: the environment for talking to it alone."""
 
 
 class Parrot(AnthropicFixture):
     """A model that repeats what it is told where no script says otherwise."""
+
+    def __init__(self, pace: float) -> None:
+        """``pace`` is the seconds between two words."""
+        super().__init__()
+        self._pace = pace
 
     async def answer(self, request: web.Request, asked: Asked, body: Mapping[str, Any]) -> web.StreamResponse:
         """Answer a model call."""
@@ -46,12 +53,13 @@ class Parrot(AnthropicFixture):
             return await super().answer(request, asked, body)
         words = [text for role, text in said if role == "user" and text.strip()]
         last = words[-1].rsplit("</host-context>", 1)[-1].strip() if words else ""
-        return await self._give(request, asked, say(f"(a loopback model, no language model) You said: {last[:2000]}"))
+        repeated = f"(a loopback model, no language model) You said: {last[:2000]}"
+        return await self._give(request, asked, say(repeated, pace=self._pace))
 
 
 @contextlib.asynccontextmanager
-async def _claude_fixture() -> AsyncIterator[Mapping[str, str]]:
-    async with serving(Parrot()) as fixture:
+async def _claude_fixture(pace: float) -> AsyncIterator[Mapping[str, str]]:
+    async with serving(Parrot(pace)) as fixture:
         yield fixture.environment()
 
 
@@ -82,7 +90,7 @@ def _codex() -> Path:
 
 
 PACKAGES: Final[Mapping[str, Package]] = {
-    "claude-code": Package("ClaudeCodeAgent", "claude", _claude, _claude_fixture),
-    "codex": Package("CodexAgent", "codex", _codex, _codex_fixture),
+    "claude-code": Package("ClaudeCodeAgent", "claude-code", "claude", _claude, _claude_fixture),
+    "codex": Package("CodexAgent", "codex", "codex", _codex, _codex_fixture),
 }
 """By what ``--agent`` calls it."""

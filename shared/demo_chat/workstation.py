@@ -17,8 +17,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pkg
-from agent import DRIVERS
 from pkg import limits
 from pkg.daemon_policy import PolicyError, load
 from pkg.errors import AgentDied
@@ -35,13 +33,17 @@ NAME = "demo-machine"
 AGENT = "demo"
 """The agent's name in the policy file."""
 KEY = "daemon.key"
-PROGRAM = (str(Path(pkg.__file__).parents[1] / "daemon.py"),)
 LONGEST_BLIP = limits.RELAY_LEASE - 20
 """Seconds; a job outlives its connection by the lease, and connecting again takes a few seconds of it."""
 GRACES = Graces(eof=0.0, term=limits.RELAY_CANCEL)
 """The daemon does not read its stdin; on SIGTERM it ends its jobs in order."""
 START = 'exec "$0" "$@" 2>&1'
 """The daemon talks on stderr; here it is read line by line."""
+
+
+def program(package: Path) -> tuple[str, ...]:
+    """The daemon program of a package, for Python's command line."""
+    return (str(package / "daemon.py"),)
 
 
 class Workstation:
@@ -51,6 +53,8 @@ class Workstation:
         self,
         directory: Path,
         *,
+        package: Path,
+        drivers: Sequence[str],
         command: Sequence[str],
         workspace: Path,
         approval: str,
@@ -59,11 +63,15 @@ class Workstation:
         blip: float | None,
         tell: Callable[[str], None],
     ) -> None:
-        """``environment`` is the daemon's own, and those of its names that ``shared`` has reach the agent.
+        """``package`` is where the daemon program of the plugin's package lies, ``drivers`` what it can drive.
+
+        ``environment`` is the daemon's own, and those of its names that ``shared`` has reach the agent.
 
         ``blip`` is how many seconds the path is cut in every answer, ``tell`` takes a line for the person.
         """
         self._directory = directory
+        self._program = program(package)
+        self._drivers = tuple(drivers)
         self._policy = directory / "daemon.toml"
         self._command = tuple(command)
         self._workspace = workspace
@@ -115,7 +123,7 @@ class Workstation:
                 self._proxy = await stack.enter_async_context(CuttingProxy(("127.0.0.1", self._port), record=False))
                 url = self._proxy.url
                 self._allow(url)
-            argv = ("/bin/sh", "-c", START, sys.executable, *PROGRAM, "run", "--policy", str(self._policy))
+            argv = ("/bin/sh", "-c", START, sys.executable, *self._program, "run", "--policy", str(self._policy))
             command = Command(argv, str(self._directory), self._environment, GRACES)
             process = await LocalLauncher().start(command)
             try:
@@ -147,7 +155,7 @@ class Workstation:
         self._policy.touch(mode=0o600)
         try:
             self._policy.write_text("\n".join(lines) + "\n", encoding="utf-8")
-            load(self._policy, tuple(DRIVERS))
+            load(self._policy, self._drivers)
         except UnicodeEncodeError:
             raise SetupError("A policy file can only name what is UTF-8: the directory or the command is not.") from None
         except PolicyError as exc:

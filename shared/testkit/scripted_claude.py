@@ -483,6 +483,17 @@ class Claude:
         self.assistant([{"type": "text", "text": text}], message_id)
         self.event({"type": "message_stop"})
 
+    def do_halves(self, rest: str) -> None:
+        """``PATH FIRST | SECOND``: a message of two halves, with a wait between them."""
+        path, _, texts = rest.partition(" ")
+        first, _, second = texts.partition(" | ")
+        message_id = self.new_id("msg_")
+        self.stream(first, message_id)
+        self.wait(path)
+        self.event({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": second}})
+        self.assistant([{"type": "text", "text": first + second}], message_id)
+        self.event({"type": "message_stop"})
+
     def do_later(self, rest: str) -> None:
         self.after.append(rest)
 
