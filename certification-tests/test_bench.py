@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benches import relay, relay_ends, table, turn
+from benches import claude, codex, programs, relay, relay_ends, table, turn
 from benches.bare import BareAgent
 from benches.table import Row
 from testkit import acp_harness as acp
@@ -100,6 +100,24 @@ def test_a_bare_agent_answers_and_times_its_own_writes(tmp_path: Path) -> None:
         assert 0 < measured["longest"] <= measured["total"] <= measured["span"]
     finally:
         agent.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.sdk_worker
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(claude.PROGRAM, marks=pytest.mark.real_claude, id="claude-code"),
+        pytest.param(codex.PROGRAM, marks=pytest.mark.real_codex, id="codex"),
+    ],
+)
+async def test_a_real_program_is_measured_beside_itself(program: programs.Program, tmp_path: Path) -> None:
+    """Live and cold, each over the same program driven bare in the same minute; how fast it is is no verdict."""
+    rows = await programs.first_text(program, tmp_path, 1)
+    assert [(row.goal, len(row.samples)) for row in rows] == [(30.0, 1), (None, 1), (60.0, 1), (None, 1), (None, 1)]
+    live, alone, cold, started, tools = (row.samples[0] for row in rows)
+    assert 0 < alone < started
+    assert alone + live > 0 and started + cold > 0 and started + tools > 0
 
 
 @pytest.mark.asyncio

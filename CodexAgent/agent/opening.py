@@ -312,17 +312,14 @@ class Opening:
 async def sandbox_works(server: AppServer, cwd: str, sandbox: str) -> bool | None:
     """Whether a command runs in the sandbox of this machine; ``None`` where that can't be found out.
 
-    The check runs ``true`` under the very mode (0.12 s with Codex 0.171); where the machine allows no namespaces, it fails.
+    The check runs ``true`` (0.12 s with Codex 0.171); where the machine allows no namespaces, it fails. It runs read-only
+    whatever the mode: for a writable workspace Codex puts placeholders of ``.git`` and the like into it for the time of a
+    command, and one that is ended by force leaves them there.
     """
-    kind = {"read-only": "readOnly", "workspace-write": "workspaceWrite"}.get(sandbox)
-    if kind is None:
+    if sandbox == FULL_ACCESS:
         return None
-    params = {
-        "command": ["true"],
-        "cwd": cwd,
-        "sandboxPolicy": {"type": kind},
-        "timeoutMs": int(limits.CODEX_PROBE_SECONDS * 500),
-    }
+    policy = {"type": "readOnly"}
+    params = {"command": ["true"], "cwd": cwd, "sandboxPolicy": policy, "timeoutMs": int(limits.CODEX_PROBE_SECONDS * 500)}
     try:
         result = as_dict(await server.peer.call("command/exec", params, limits.CODEX_PROBE_SECONDS))
     except (RpcError, TimeoutError):

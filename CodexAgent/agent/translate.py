@@ -92,6 +92,8 @@ class Translator:
 
     def __init__(self) -> None:
         self._items: dict[str, _Item] = {}
+        self._shed: list[AgentEvent] = []
+        """The ends of tool calls that were forgotten, not told yet."""
         self._answered = False
         self._commentary = ""
         self._diff = ""
@@ -135,6 +137,11 @@ class Translator:
 
     def notification(self, method: str, params: Mapping[str, Any]) -> list[AgentEvent]:
         """The events of one notification that belongs to the open turn."""
+        events = self._notification(method, params)
+        shed, self._shed = self._shed, []
+        return [*shed, *events]
+
+    def _notification(self, method: str, params: Mapping[str, Any]) -> list[AgentEvent]:
         match method:
             case "item/agentMessage/delta":
                 return self._message_delta(as_str(params.get("itemId")), as_str(params.get("delta")))
@@ -191,16 +198,19 @@ class Translator:
     def _item(self, item_id: str, kind: str) -> _Item:
         item = self._items.get(item_id)
         if item is None:
-            item = self._items[item_id] = _Item(kind)
-            while len(self._items) > limits.CODEX_ITEMS:
-                oldest = next(iter(self._items))
-                if self._items[oldest].tool and not self._items[oldest].finished:
-                    self._items[oldest] = self._items.pop(oldest)
-                    if all(each.tool and not each.finished for each in self._items.values()):
-                        break
-                    continue
-                del self._items[oldest]
+            item = _Item(kind)
+            if len(self._items) >= limits.CODEX_ITEMS:
+                self._forget_one()
+            self._items[item_id] = item
         return item
+
+    def _forget_one(self) -> None:
+        """Forget the oldest item, an open tool call only where there is nothing else: it ends as cancelled then."""
+        over = (name for name, each in self._items.items() if each.finished or not each.tool)
+        oldest = next(over, next(iter(self._items)))
+        item = self._items.pop(oldest)
+        if item.tool and not item.finished:
+            self._shed.append(self._finish(item, oldest, {"status": "interrupted"}))
 
     def _message_delta(self, item_id: str, delta: str) -> list[AgentEvent]:
         self._retrying = False

@@ -53,9 +53,10 @@ class TestSteering:
         """The stale-turn race: accepted, and not taken any more. The message gets its turn before the end is told."""
         async with opened(tmp_path) as session:
             await session.prompt(Prompt(f"say first\nignore-steers {tmp_path / 'on'}"))
+            events = await until(session, TextDelta)
             await poll((tmp_path / "on").exists)
             assert await session.steer(Prompt("say landed"))
-            events = await rest_of_turn(session)
+            events += await rest_of_turn(session)
         assert text(events) == "firstlanded"
         assert ended(events) == TurnEnded("end_turn")
         starts = received(tmp_path, "turn/start")
@@ -74,6 +75,7 @@ class TestSteering:
         """Nobody works on what a broken turn was given."""
         async with opened(tmp_path) as session:
             await session.prompt(Prompt(f'say x\nignore-steers {tmp_path / "on"}\nfail "other" broken'))
+            await until(session, TextDelta)
             await poll((tmp_path / "on").exists)
             assert await session.steer(Prompt("lost"))
             events = await rest_of_turn(session)
@@ -108,6 +110,7 @@ class TestSteering:
         """``/stop`` means all of it."""
         async with opened(tmp_path) as session:
             await session.prompt(Prompt(f"say x\nignore-steers {tmp_path / 'on'}\nwait"))
+            await until(session, TextDelta)
             await poll((tmp_path / "on").exists)
             assert await session.steer(Prompt("say never"))
             await session.interrupt()
