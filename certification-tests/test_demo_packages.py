@@ -76,6 +76,18 @@ def test_codex_answers_without_an_account(tmp_path: Path) -> None:
 
 
 @pytest.mark.real_codex
+def test_codex_answers_under_a_daemon_whose_path_is_cut(tmp_path: Path) -> None:
+    """The package's own daemon program, real program and built package: the answer is the same, once, and a cut is seen."""
+    words = " ".join(f"word{number}" for number in range(12))
+    options = ("--agent", "codex", "--fixture", "--place", "daemon", "--blip", "1", "--workspace", str(tmp_path))
+    done = demo(*options, "--say", words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = " ".join(line for line in done.stdout.splitlines() if not line.startswith("  "))
+    assert said.endswith(f"You said: {words}"), done.stdout
+    assert "path cut for 1 s (1 live connection)" in done.stdout
+
+
+@pytest.mark.real_codex
 def test_codex_without_a_sign_in_says_what_to_do(codex_program: Path, tmp_path: Path) -> None:
     """On a machine without an account: the command, the machine, and the exit code of a message without an answer."""
     (tmp_path / "bin").mkdir()

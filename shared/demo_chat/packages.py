@@ -77,9 +77,9 @@ class CodexParrot(ResponsesFixture):
 
 
 @contextlib.asynccontextmanager
-async def _codex_fixture() -> AsyncIterator[Mapping[str, str]]:
+async def _codex_fixture(pace: float) -> AsyncIterator[Mapping[str, str]]:
     with tempfile.TemporaryDirectory(prefix="demo-codex-") as home:
-        async with responses_serving(CodexParrot()) as fixture:
+        async with responses_serving(CodexParrot(pace)) as fixture:
             account = codex_home(Path(home), fixture.url)
             yield {name: account[name] for name in ("CODEX_HOME", "FIXTURE_API_KEY")}
 

@@ -89,8 +89,9 @@ def tool_names(body: Mapping[str, Any]) -> set[str]:
 class _Stream:
     """The events of one answer."""
 
-    def __init__(self, response: web.StreamResponse) -> None:
+    def __init__(self, response: web.StreamResponse, pace: float) -> None:
         self._response = response
+        self._pace = pace
         self._id = _new_id("resp")
         self._sequence = itertools.count()
         self._items: list[dict[str, Any]] = []
@@ -137,6 +138,7 @@ class _Stream:
         async with self.message(phase) as message:
             for word in _WORDS.findall(text) if len(text) < 100_000 else [text]:
                 await message.write(word)
+                await asyncio.sleep(self._pace)
 
     async def reason(self, text: str) -> None:
         """A reasoning summary."""
@@ -186,7 +188,9 @@ class _Dropped(Exception):
 class ResponsesFixture:
     """A running server; made by :func:`responses_fixture`."""
 
-    def __init__(self) -> None:
+    def __init__(self, pace: float = 0.0) -> None:
+        """``pace`` is the seconds between two words."""
+        self._pace = pace
         self.url = ""
         """``http://127.0.0.1:PORT``, without a path."""
         self.bodies: deque[Mapping[str, Any]] = deque(maxlen=BODIES)
@@ -234,7 +238,7 @@ class ResponsesFixture:
         await response.prepare(request)
         try:
             with contextlib.suppress(_Dropped):
-                await self._play(_Stream(response), verb, rest.strip(), body, request)
+                await self._play(_Stream(response, self._pace), verb, rest.strip(), body, request)
         except ConnectionResetError:
             self.gone += 1
         return response
