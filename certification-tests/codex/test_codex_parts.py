@@ -14,6 +14,7 @@ from agent.translate import Translator, kind_of, shown_command
 from agent.turns import TurnTracker
 from pkg import limits
 from pkg.agent_api import Answer, ApprovalRequested, FileDiff, TextDelta, ToolFinished, ToolStarted
+from pkg.progress import Progress
 
 WHOLE = Changes((FileDiff("/w/a", None, "x"),), ("/w/a",), True)
 
@@ -262,3 +263,17 @@ class TestBounds:
         events += translator.notification("item/completed", {"item": {"type": "agentMessage", "id": "a", "text": "134"}})
         texts = [(event.message_id, event.text) for event in events if isinstance(event, TextDelta)]
         assert texts == [("a", "1"), ("b", "2"), ("a", "3"), ("a", "4")]
+
+
+def test_a_retry_is_shown_as_progress_until_the_next_sign_of_life() -> None:
+    """One status line, in the person's language; no message of its own."""
+    progress = Progress("status", "en_US")
+    translator = Translator()
+    translator.begin_turn()
+    error = {"message": "Reconnecting... 2/5", "codexErrorInfo": None}
+    for event in translator.notification("error", {"error": error, "willRetry": True}):
+        progress.event(event, 0.0)
+    assert progress.lines(0.0) == "The model cannot be reached, trying again (2/5)…"
+    for event in translator.notification("item/agentMessage/delta", {"itemId": "m", "delta": "back"}):
+        progress.event(event, 1.0)
+    assert progress.lines(1.0) == "Working…"
