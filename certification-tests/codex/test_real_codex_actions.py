@@ -221,11 +221,12 @@ class TestSandbox:
 class TestSecrets:
     """No key is readable where the agent's commands run."""
 
-    async def test_commands_see_no_key(self, codex: Codex) -> None:
+    @pytest.mark.parametrize("policy", ["allow-all", "allow-edits"])
+    async def test_commands_see_no_key(self, policy: str, codex: Codex) -> None:
         """Neither in their environment nor in that of any process they see; variables without secrets are there."""
         env = {"MY_TOKEN": "canary-1", "THE_PASS": "canary-2", "PLAIN": "visible"}
         script = 'run env; for p in /proc/[0-9]*; do tr "\\0" "\\n" < $p/environ; done 2>/dev/null ;; say x'
-        events = await judged(codex, "allow-all", script, env=env, options={"private": ["THE_PASS"]})
+        events = await judged(codex, policy, script, env=env, options={"private": ["THE_PASS"]})
         output = of(events, ToolFinished)[0].output
         assert "PLAIN=visible" in output
         for secret in (KEY, "canary-1", "canary-2"):

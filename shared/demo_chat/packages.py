@@ -71,11 +71,6 @@ def _claude() -> Path:
 class CodexParrot(ResponsesFixture):
     """The same for Codex."""
 
-    def __init__(self, pace: float) -> None:
-        """``pace`` is the seconds between two words."""
-        super().__init__()
-        self.pace = pace
-
     def unscripted(self, text: str) -> str:
         """The answer to a message without a script."""
         return f"(a loopback model, no language model) You said: {text[:2000]}"

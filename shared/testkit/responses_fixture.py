@@ -191,11 +191,11 @@ class _Dropped(Exception):
 class ResponsesFixture:
     """A running server; made by :func:`responses_fixture`."""
 
-    def __init__(self) -> None:
+    def __init__(self, pace: float = 0.0) -> None:
+        """``pace`` is the seconds between two words."""
+        self._pace = pace
         self.url = ""
         """``http://127.0.0.1:PORT``, without a path."""
-        self.pace = 0.0
-        """Seconds after each word."""
         self.keys: set[str] = {KEY}
         """The keys that are taken."""
         self.bodies: deque[Mapping[str, Any]] = deque(maxlen=BODIES)
@@ -248,7 +248,7 @@ class ResponsesFixture:
         await response.prepare(request)
         try:
             with contextlib.suppress(_Dropped):
-                await self._play(_Stream(response, self.pace), verb, rest.strip(), body, request)
+                await self._play(_Stream(response, self._pace), verb, rest.strip(), body, request)
         except ConnectionResetError:
             self.gone += 1
         return response
