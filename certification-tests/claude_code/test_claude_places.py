@@ -221,17 +221,14 @@ async def test_a_key_is_nowhere_but_with_the_program(stage: Stage) -> None:
 
 
 async def test_a_message_during_a_run_is_taken_into_it(stage: Stage) -> None:
-    """Steering from the chat to the running program, wherever it is: both are answered, each answer told once."""
-    gate = stage.workspace / "gate"
-    words = f"[[ run touch {gate}.here; while [ ! -e {gate} ]; do sleep 0.05; done ;; say only the first ]]"
-    running = asyncio.ensure_future(stage.run(words, **WRITES))
-    await happens(gate.with_suffix(".here").exists, running)
+    """Steering from the chat to the running program, wherever it is: one answer to both, told once."""
+    here = stage.workspace / "here"
+    # However long the message is on its way, there is a command left after which it is taken in.
+    steps = [f"run touch {here}; sleep 0.3", *["run echo on; sleep 0.3"] * 30]
+    running = asyncio.ensure_future(stage.run(f"[[ {' ;; '.join(steps)} ;; say only the first ]]", **WRITES))
+    await happens(here.exists, running)
     stage.host.steering.append(message("and this [[ say both ]]"))
-    await happens(lambda: not stage.host.steering, running)
-    gate.touch()
-    outcome = await running
-    # Where the program has it only after the command's end, it is a turn of its own.
-    assert outcome.shown in (["both"], ["only the first\n\nboth"])
+    assert (await running).shown == ["both"]
 
 
 async def test_langbot_s_tools_are_called_from_wherever_the_program_is(stage: Stage) -> None:
