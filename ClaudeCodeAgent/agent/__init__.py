@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from agent.driver import ClaudeCodeDriver
+from agent.form import ClaudeCodeSettings
 from pkg.agent_api import AgentDriver
 
 DRIVERS: Final[Mapping[str, AgentDriver]] = MappingProxyType({"claude-code": ClaudeCodeDriver()})
@@ -14,3 +15,6 @@ DRIVERS: Final[Mapping[str, AgentDriver]] = MappingProxyType({"claude-code": Cla
 
 COMMANDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({"claude-code": ("claude",)})
 """Command lines of agents that are known by name, for a new policy file."""
+
+POLICIES: Final = ClaudeCodeSettings.policies
+"""The approval policies of the runner's form; a policy file may name these and no other."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pkg
-from agent import DRIVERS
+from agent import DRIVERS, POLICIES
 from pkg import limits
 from pkg.daemon_policy import PolicyError, load
 from pkg.errors import AgentDied
@@ -147,7 +147,7 @@ class Workstation:
         self._policy.touch(mode=0o600)
         try:
             self._policy.write_text("\n".join(lines) + "\n", encoding="utf-8")
-            load(self._policy, tuple(DRIVERS))
+            load(self._policy, tuple(DRIVERS), POLICIES)
         except UnicodeEncodeError:
             raise SetupError("A policy file can only name what is UTF-8: the directory or the command is not.") from None
         except PolicyError as exc:
@@ -184,12 +184,12 @@ class Workstation:
 
     async def _cut_for(self, proxy: CuttingProxy, seconds: float) -> None:
         count = proxy.cut()
-        self._tell(f"path cut for {seconds:g} s ({count} live connection{'' if count == 1 else 's'})")
+        self._tell(f"connection cut for {seconds:g} s" if count else f"no connection yet, and none for {seconds:g} s")
         try:
             await asyncio.sleep(seconds)
         finally:
             proxy.restore()
-        self._tell("path back")
+        self._tell("connection back")
 
     async def _restored(self) -> None:
         if self._cut is not None:
