@@ -21,7 +21,7 @@ if sys.platform == "win32":
     sys.exit("daemon: this runs on Linux and macOS. On Windows, use WSL.")
 
 try:
-    from agent import COMMANDS, DRIVERS
+    from agent import COMMANDS, DRIVERS, POLICIES
     from pkg import daemon_command
 except ModuleNotFoundError as exc:
     if (exc.name or "").partition(".")[0] in ("agent", "pkg"):
@@ -39,4 +39,4 @@ except KeyboardInterrupt:
     sys.exit(130)
 
 if __name__ == "__main__":
-    sys.exit(daemon_command.main(sys.argv[1:], dict(DRIVERS), dict(COMMANDS)))
+    sys.exit(daemon_command.main(sys.argv[1:], dict(DRIVERS), dict(COMMANDS), POLICIES))

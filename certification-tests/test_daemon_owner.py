@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from agent import POLICIES
 from pkg import daemon_setup
 from pkg.agent_api import McpServer, SessionSpec
 from pkg.daemon_policy import AgentEntry, HubEntry, Policy, load
@@ -236,12 +237,12 @@ class TestPolicyFile:
         file = home / "daemon.toml"
         file.write_text(switched_on)
         file.chmod(0o600)
-        policy = load(file, ("acp",))
+        policy = load(file, ("acp",), POLICIES)
         assert set(policy.agents) == {"known", "absent"}
         plain = home / "plain.toml"
         plain.write_text(text)
         plain.chmod(0o600)
-        defaults = load(plain, ("acp",))
+        defaults = load(plain, ("acp",), POLICIES)
         same = ("job_environment", "job_options", "approvals", "mcp_servers", "worktrees", "state_dir", "path")
         assert [getattr(policy, name) for name in same] == [getattr(defaults, name) for name in same]
 
@@ -260,7 +261,6 @@ class TestPolicyFile:
         "arguments",
         [
             ("--hub", "http://chat.example.org"),
-            ("--hub", "ws://chat.example.org:8766"),
             ("--hub", "wss://u:canary@chat.example.org"),
             ("--daemon-id", "a\nb"),
             ("--workspace", "a\x7fb"),
@@ -273,6 +273,23 @@ class TestPolicyFile:
         code, output = await daemon(home, "init", *arguments)
         assert code == 2 and output.startswith("daemon: ") and "Traceback" not in output and "canary" not in output
         assert not policy_of(home).exists()
+
+    @pytest.mark.asyncio
+    async def test_a_hub_that_is_only_reached_unencrypted_is_the_owner_s_decision(self, home: Path) -> None:
+        """It is written and said, and counts only when the line that allows it is no comment any more."""
+        arguments = ("--hub", "ws://chat.example.org:8766", "--workspace", str(home / "src"))
+        code, output = await daemon(home, "init", *arguments)
+        assert code == 0 and "unencrypted" in output and "insecure_plaintext = true" in output
+        file = policy_of(home)
+        text = file.read_text()
+        assert "This address leaves this machine unencrypted" in text and "\n# insecure_plaintext = true\n" in text
+        code, output = await daemon(home, "check")
+        assert code == 2 and f"{file}:{text[: text.index('url = ')].count(chr(10)) + 1}: hubs.1.url: " in output
+        file.write_text(text.replace("# insecure_plaintext", "insecure_plaintext"))
+        assert load(file, ("acp",), POLICIES).hubs[0].insecure_plaintext
+        file.unlink()
+        _, output = await daemon(home, "init", "--hub", "ws://127.0.0.1:8766", "--workspace", "~/src")
+        assert "unencrypted" not in output and "# insecure_plaintext = false" in file.read_text()
 
     @pytest.mark.parametrize("command", ["run", "check", "keygen"])
     @pytest.mark.asyncio
@@ -327,6 +344,23 @@ class TestKeygen:
         assert code == 2 and "--force" in output and workstation.key.read_text() == "mine"
         code, output = await daemon_rig.run((*arguments, "--force"), workstation.environment(CODING_DAEMON_TOKEN=TOKEN))
         assert code == 0 and workstation.key.read_text().startswith("crk1_")
+
+    @pytest.mark.parametrize(("token", "problem"), [("short", "shorter than 32"), ("ab" * 20, "12 different"), (TOKEN, "")])
+    def test_a_poor_token_is_said_and_the_key_is_made_all_the_same(self, home: Path, token: str, problem: str) -> None:
+        """On stderr, with a command that makes a good one, and without the token."""
+        key = home / "laptop.key"
+        done = subprocess.run(
+            [sys.executable, str(daemon_rig.program()), "keygen", "--daemon-id", DAEMON_ID, "--out", str(key)],
+            env=environment(home, CODING_DAEMON_TOKEN=token),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=WAIT,
+            check=False,
+        )
+        assert done.returncode == 0 and key.read_text().startswith("crk1_")
+        assert (problem in done.stderr and "token_urlsafe" in done.stderr) if problem else done.stderr == ""
+        assert token not in done.stderr.replace("shorter", "") + done.stdout
 
     @pytest.mark.asyncio
     async def test_two_hubs_never_get_keys_of_one_token(self, pair: tuple[AgentRuntimeDaemonHub, DaemonHome]) -> None:
@@ -458,6 +492,7 @@ class TestCheck:
         problems = [line for line in output.splitlines() if ": ok" not in line]
         assert [line.split()[0] for line in problems] == ["key", "agent", "state"]
         assert "chmod 600" in problems[0] and "no-such-agent" in problems[1] and "no directory" in problems[2]
+        assert "/usr/bin" in problems[1], "its owner may read where it was looked for"
         assert workstation.key.read_text().strip() not in output
 
 

@@ -14,6 +14,7 @@ from pkg.daemon_policy import Policy, PolicyError, SecretError, load, read_secre
 from pkg.errors import CodingError, Refused
 
 DRIVERS = ("acp",)
+POLICIES = ("ask", "allow-edits", "allow-all", "deny", "vendor-value")
 CANARY = "canary-Xq3vK8mW1xR5tY7u"
 
 GOOD = """\
@@ -55,7 +56,7 @@ def written(tmp_path: Path) -> Callable[[str], Policy]:
         file = tmp_path / "daemon.toml"
         file.write_text(text)
         file.chmod(0o600)
-        return load(file, DRIVERS)
+        return load(file, DRIVERS, POLICIES)
 
     return write
 
@@ -124,6 +125,11 @@ class TestFile:
             ("max_jobs = 3", "max_jobs = 0", 6, "max_jobs", "number from 1"),
             ("max_jobs = 3", "max_jobs = true", 6, "max_jobs", "number from 1"),
             ("max_jobs = 3", "max_job = 3", 6, "max_job", "known"),
+            ('daemon_id = "laptop"', 'daemonid = "laptop"', 1, "daemonid", "known"),
+            ("[[hubs]]", "[[hub]]", 8, "hub", "known"),
+            ("url = ", "uri = ", 9, "hubs.1.uri", "known"),
+            ("command = [", "comand = [", 18, "agents.claude.comand", "known"),
+            ('"allow-all"]', '"alow-all"]', 5, "approvals", '"alow-all" is none of: ask, allow-edits, allow-all, deny'),
             ('workspaces = ["src", "more"]', 'workspaces = ["src", "gone"]', 2, "workspaces", '"gone" does not exist'),
             ('workspaces = ["src", "more"]', 'workspaces = ["/"]', 2, "workspaces", "root"),
             ('workspaces = ["src", "more"]', "workspaces = []", 2, "workspaces", "no directory"),
@@ -156,6 +162,10 @@ class TestFile:
         assert problem in bad.value.problem
         assert str(bad.value).startswith(f"{tmp_path}/daemon.toml:{line}: ")
 
+    def test_a_vendor_s_own_approval_policy_may_be_allowed(self, written: Callable[[str], Policy]) -> None:
+        """What the package's own form takes besides ours is no mistake in its policy file."""
+        assert written(GOOD.replace('"allow-all"]', '"vendor-value"]')).approvals == ("ask", "vendor-value")
+
     @pytest.mark.parametrize("missing", ["daemon_id", "workspaces", "hubs", "agents"])
     def test_what_a_daemon_cannot_do_without(self, written: Callable[[str], Policy], missing: str) -> None:
         """Each part that is missing is named."""
@@ -175,18 +185,18 @@ class TestFile:
         written(GOOD)
         (tmp_path / "daemon.toml").chmod(0o620)
         with pytest.raises(PolicyError, match="chmod go-w"):
-            load(tmp_path / "daemon.toml", DRIVERS)
+            load(tmp_path / "daemon.toml", DRIVERS, POLICIES)
 
     @pytest.mark.parametrize("data", [b"daemon_id = '\xff'", b"#" * (300 * 1024), b"\n\n[agents\n"])
     def test_garbage_is_an_error_and_never_a_crash(self, tmp_path: Path, data: bytes) -> None:
         """Not UTF-8, too long, not TOML; and a file that is not there."""
         file = tmp_path / "daemon.toml"
         with pytest.raises(PolicyError):
-            load(file, DRIVERS)
+            load(file, DRIVERS, POLICIES)
         file.write_bytes(data)
         file.chmod(0o600)
         with pytest.raises(PolicyError):
-            load(file, DRIVERS)
+            load(file, DRIVERS, POLICIES)
 
 
 class TestJobs:
@@ -263,6 +273,18 @@ class TestJobs:
             policy.admit(job(**fields))
         assert refused.value.code == f"coding.{code}"
         assert "{" not in str(refused.value) and not str(refused.value).startswith("coding.")
+
+    def test_a_repository_that_begins_above_the_workspaces_is_said_in_words_of_its_own(
+        self, policy: Policy, tmp_path: Path
+    ) -> None:
+        """The working directory is inside, but its worktrees would not be; without one the job runs."""
+        (tmp_path / ".git").mkdir()
+        payload = job(cwd="inner")
+        policy.admit(payload)
+        with pytest.raises(Refused) as refused:
+            policy.admit(payload | {"worktree": "chat"})
+        assert refused.value.code == "coding.policy_worktree_outside"
+        assert "git repository" in str(refused.value) and '"workspaces"' in str(refused.value)
 
     def test_servers_by_address_can_be_forbidden(self, policy: Policy) -> None:
         """They are allowed by default, and by one key not at all."""

@@ -462,6 +462,36 @@ class TestRefusals:
             async with opened(hub) as session:
                 assert text_of(await turn(session, "say free")) == "free"
 
+    @pytest.mark.asyncio
+    async def test_a_missing_agent_s_directories_are_told_to_the_machine_s_owner_alone(
+        self, pair: tuple[AgentRuntimeDaemonHub, DaemonHome]
+    ) -> None:
+        """The hub learns the command's name; where it was looked for is in the daemon's log and in nothing that travels."""
+        hub, home = pair
+        with home.policy.open("a") as file:
+            file.write('[agents.absent]\ncommand = ["no-such-agent"]\n')
+        async with running(home):
+            with pytest.raises(CodingError) as told:
+                await remote(hub, agent="absent").open(SessionSpec(command=(), cwd=""))
+        assert (told.value.code, told.value.params) == (
+            "coding.agent_not_found",
+            {"daemon": DAEMON_ID, "name": "no-such-agent"},
+        )
+        assert "/" not in told.value.text("en_US")
+        assert re.search(rb"no-such-agent was looked for in \S*/", home.log.read_bytes())
+
+    @pytest.mark.asyncio
+    async def test_an_approval_policy_that_the_package_does_not_know_stops_the_daemon(
+        self, pair: tuple[AgentRuntimeDaemonHub, DaemonHome]
+    ) -> None:
+        """The program tells the reader its own policies, so that a typing mistake is named and refuses nothing later."""
+        _, home = pair
+        home.write(extra='approvals = ["alow-all"]')
+        line = home.policy.read_text().splitlines().index('approvals = ["alow-all"]') + 1
+        code, output = await daemon_rig.run(("run", "--policy", str(home.policy)), home.environment())
+        known = "ask, allow-edits, allow-all, deny"
+        assert (code, output) == (2, f'daemon: {home.policy}:{line}: approvals: "alow-all" is none of: {known}\n')
+
 
 class TestSecrets:
     """The daemon's secrets are nowhere but where they were put."""

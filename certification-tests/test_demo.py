@@ -340,13 +340,30 @@ def test_a_line_of_the_demo_s_own_waits_for_the_end_of_a_line_and_for_what_is_ty
     assert not screen.begun
     screen.result(delta("one"))
     assert screen.begun
-    screen.aside("path cut")
+    screen.aside("connection cut")
     screen.result(delta("one\ntwo"))
     screen.result(completed("one\ntwo"))
     screen.ask("Allow it? ")
-    screen.aside("path back")
+    screen.aside("connection back")
     screen.answered("y", shown=False)
-    assert out.getvalue() == "one\n  path cut\ntwo\nAllow it? y\n  path back\n"
+    assert out.getvalue() == "one\n  connection cut\ntwo\nAllow it? y\n  connection back\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "explained"), [("coding.policy_approvals", True), ("coding.internal", False), (None, False), ("runner.x", False)]
+)
+def test_only_a_failure_that_nobody_expected_needs_the_log_beside_it(code: str | None, explained: bool) -> None:
+    """The catalogue's texts say what to do; "something went wrong" and failures of others do not."""
+    screen = Screen(io.StringIO(), color=False)
+    screen.begin()
+    screen.result({"type": "run.failed", "data": {"error": "refused", "code": code}})
+    assert screen.problem and screen.explained is explained
+    screen.begin()
+    assert not screen.explained
+    screen.result({"type": "processor.log", "data": {"level": "error", "text": f"{code or ''} and more [5e]"}})
+    assert not screen.explained
+    screen.result({"type": "run.completed", "data": {"finish_reason": "error"}})
+    assert screen.explained is explained
 
 
 def test_escape_sequences_of_an_agent_do_not_reach_the_terminal() -> None:
@@ -395,7 +412,7 @@ def test_an_agent_runs_beside_the_plugin_unless_told_otherwise() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--blip", "5"), "--blip cuts the path to a daemon: it needs --place daemon"),
+        (("--blip", "5"), "--blip cuts the connection to a daemon: it needs --place daemon"),
         (("--place", "local", "--blip", "5"), "it needs --place daemon"),
         (("--place", "moon"), "invalid choice: 'moon'"),
         (("--place", "daemon", "--blip", "long"), "invalid float value"),
@@ -499,11 +516,13 @@ def daemon_process(output: str) -> int:
 def check_the_cut(output: str, seconds: str) -> None:
     """The path was cut once, with a connection on it, behind the first and before the last of the turn's events."""
     lines = own_lines(output)
-    told = [line for line in lines if line.startswith("path ")]
-    assert told == [f"path cut for {seconds} s (1 live connection)", "path back"]
-    order = ["▸ List .", told[0], "path back", "✓ List .", "▸ Create hello.txt", "✓ Create hello.txt"]
+    told = [line for line in lines if line.startswith("connection ")]
+    assert told == [f"connection cut for {seconds} s", "connection back"]
+    order = ["▸ List .", told[0], "connection back", "✓ List .", "▸ Create hello.txt", "✓ Create hello.txt"]
     assert sorted(order, key=lines.index) == order
-    assert lines.index("path back") < lines.index("daemon demo-machine connected again") < lines.index("✓ Create hello.txt")
+    assert (
+        lines.index("connection back") < lines.index("daemon demo-machine connected again") < lines.index("✓ Create hello.txt")
+    )
 
 
 @pytest.mark.demo
@@ -574,7 +593,10 @@ def test_without_an_answer_the_exit_code_says_so(tmp_path: Path) -> None:
     """An agent that cannot be started is told readably, and the exit code is not 0."""
     done = demo("--workspace", str(tmp_path), "--agent", "/nowhere/agent --acp", "--say", "hello")
     assert done.returncode == 1
-    assert "/nowhere/agent" in done.stdout
+    assert "/nowhere/agent" in done.stdout and "was not found" in done.stdout
+    _, _, log = done.stdout.partition("\nThe last warnings of the runtime's log:\n")
+    assert "was looked for in /nowhere" in log and "[INFO]" not in log
+    assert len(log.splitlines()) <= 3, "what is said readably needs little beside it"
     assert "Traceback" not in done.stdout
 
 
@@ -765,7 +787,7 @@ def test_a_killed_demo_leaves_no_process(place: tuple[str, ...], tmp_path: Path)
     terminal.type("run: touch begun; sleep 300\n")
     terminal.expect("▸ touch begun")
     if "--blip" in place:  # the command itself waits for its permission, behind the cut
-        terminal.expect("path cut for 60 s (1 live connection)")
+        terminal.expect("connection cut for 60 s")
     else:
         until_exists(tmp_path / "begun")
     below = sdk_worker.descendants(terminal.pid)
@@ -782,7 +804,7 @@ def test_leaving_while_the_path_is_cut_leaves_no_process(tmp_path: Path) -> None
     terminal = Terminal("--workspace", str(tmp_path), "--policy", "allow-all", "--place", "daemon", "--blip", "60")
     terminal.expect("you> ")
     terminal.type("list the files\n")
-    terminal.expect("path cut for 60 s (1 live connection)")
+    terminal.expect("connection cut for 60 s")
     below = sdk_worker.descendants(terminal.pid)
     assert [line for line in commands(below) if "demo_agent" in line]
     terminal.type("\x03")

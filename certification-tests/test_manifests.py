@@ -406,6 +406,13 @@ def test_the_runtime_admits_the_package(name: str, built: dict[str, Path], tmp_p
                 path.chmod(0o700)
 
 
+def test_the_package_exports_the_approval_policies_of_its_form(name: str, probes: Probes) -> None:
+    """``agent.POLICIES`` is what a daemon's policy file may name: everything that the form takes, the vendor's own included."""
+    assert probes[name]["exported_policies"] == probes[name]["policies"]
+    assert probes[name]["policies"][:4] == ["ask", "allow-edits", "allow-all", "deny"]
+    assert ("untrusted" in probes[name]["exported_policies"]) == (name == "CodexAgent")
+
+
 def test_the_package_exports_its_drivers(name: str, probes: Probes) -> None:
     """``agent.DRIVERS`` is the one entry of a daemon."""
     drivers = probes[name]["drivers"]

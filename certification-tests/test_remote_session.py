@@ -61,7 +61,7 @@ class Workstation:
 
     def __init__(self, hub: AgentRuntimeDaemonHub, directory: Path, driver: ScriptedDriver) -> None:
         home = DaemonHome(directory / "home", hub.endpoint)
-        policy = load(home.policy, ("acp",))
+        policy = load(home.policy, ("acp",), ("ask", "allow-edits", "deny"))
         self.table = DurableJobTable(directory / "table")
         self.daemon = Daemon(
             policy=policy,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pkg import limits, runtime_support, texts
-from pkg.errors import CodingError, LaunchError, Refused, SessionUnavailable, SettingsError
+from pkg.errors import CodingError, CommandNotFound, LaunchError, Refused, SessionUnavailable, SettingsError
 from pkg.runtime_support import (
     WorkerShape,
     child_environment,
@@ -176,12 +176,14 @@ def test_a_command_is_found_where_the_child_would_find_it(tmp_path: Path) -> Non
     assert find_executable("./one/tool", path, cwd=tmp_path) == str(tmp_path / "one/tool")
 
 
-def test_a_missing_command_says_where_it_was_looked_for(tmp_path: Path) -> None:
-    """Our rule: the places are named, because on a service they differ from a terminal's."""
-    with pytest.raises(LaunchError) as caught:
+def test_a_missing_command_says_where_it_was_looked_for_but_not_in_the_chat(tmp_path: Path) -> None:
+    """Our rule: the places are kept, because on a service they differ from a terminal's, apart from what people read there."""
+    with pytest.raises(CommandNotFound) as missing:
         find_executable("tool", f"{tmp_path}/a:{tmp_path}/b")
-    assert caught.value.code == "coding.agent_not_found"
-    assert caught.value.params == {"name": "tool", "places": f"{tmp_path}/a, {tmp_path}/b"}
+    assert missing.value.code == "coding.agent_not_found"
+    assert missing.value.params == {"name": "tool"}
+    assert missing.value.places == (f"{tmp_path}/a", f"{tmp_path}/b")
+    assert str(tmp_path) not in str(missing.value)
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "tool").write_text("")
     with pytest.raises(LaunchError) as caught:

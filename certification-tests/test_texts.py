@@ -247,3 +247,41 @@ def test_where_no_agent_can_run_both_other_places_are_named_as_they_are(language
     text = catalogue_of(language)[caught.value.code]
     assert '"remote-ssh"' in text
     assert '"daemon"' in text
+
+
+POLICY_KEYS = {
+    "policy_approvals": "approvals",
+    "policy_environment": "job_environment",
+    "policy_jobs_full": "max_jobs",
+    "policy_mcp_refused": "mcp_servers",
+    "policy_option": "job_options",
+    "policy_workspace_outside": "workspaces",
+    "policy_worktree_outside": "workspaces",
+    "policy_worktrees": "worktrees",
+}
+"""Refusals by a daemon's policy file that a key of it lifts."""
+NO_KEY = frozenset({"agent_needed", "agent_unknown", "command_refused", "driver_other", "mcp_command", "workspace_missing"})
+"""Those that none lifts."""
+
+
+@pytest.mark.parametrize("language", texts.LANGUAGES)
+def test_what_a_daemon_s_policy_file_refuses_names_the_key_that_would_allow_it(language: str) -> None:
+    """DAEMON.md's promise, for every refusal there is."""
+    found = catalogue_of(language)
+    refusals = {key.removeprefix("coding.") for key in found if key.startswith("coding.policy_")}
+    assert refusals == set(POLICY_KEYS) | {f"policy_{name}" for name in NO_KEY}
+    assert [code for code, key in POLICY_KEYS.items() if not re.search(rf"\b{key}\b", found[f"coding.{code}"], re.ASCII)] == []
+
+
+@pytest.mark.parametrize("language", texts.LANGUAGES)
+def test_who_is_not_signed_in_is_told_what_is_right_in_every_place(language: str) -> None:
+    """Our rule: the text cannot know the place, so it names the command, the daemon's key and the plugin's fields."""
+    text = catalogue_of(language)["coding.agent_login_required"]
+    assert placeholders(text) == {"command", "machine"}
+    assert all(f'"{name}"' in text for name in ("environment", "env-json", "agent-secret-values"))
+
+
+@pytest.mark.parametrize("language", texts.LANGUAGES)
+def test_no_text_lists_directories_of_a_machine(language: str) -> None:
+    """Our rule: what people read in the chat holds no path of the host; where a command was looked for is in the log."""
+    assert [key for key, text in catalogue_of(language).items() if "places" in placeholders(text)] == []

@@ -40,7 +40,7 @@ from pkg.daemon_policy import (
 )
 from pkg.daemon_program import Daemon, Slots
 from pkg.daemon_setup import Commands, first_steps, write_policy
-from pkg.relay_auth import daemon_key, format_key, parse_key, valid_daemon_id
+from pkg.relay_auth import TOKEN_COMMAND, daemon_key, format_key, parse_key, token_problem, valid_daemon_id
 from pkg.relay_errors import AgentRuntimeDaemonError
 
 log = logging.getLogger(__name__)
@@ -55,10 +55,11 @@ INTERRUPTED: Final = 130
 Drivers = Mapping[str, AgentDriver]
 
 
-def main(argv: Sequence[str], drivers: Drivers, commands: Commands) -> int:
+def main(argv: Sequence[str], drivers: Drivers, commands: Commands, policies: Sequence[str]) -> int:
     """Run the command line ``argv`` (without the program's name); returns the exit code.
 
-    ``drivers`` and ``commands`` are the package's: what it drives, and command lines of agents it knows.
+    ``drivers``, ``commands`` and ``policies`` are the package's: what it drives, command lines of agents it knows, and the
+    approval policies that its runner's form takes.
     """
     parser = _parser()
     arguments = parser.parse_args(argv)
@@ -76,7 +77,7 @@ def main(argv: Sequence[str], drivers: Drivers, commands: Commands) -> int:
             return UNUSABLE
         if arguments.command is None:
             parser.error("name a command: init, keygen, check or run")
-        policy = load(file, tuple(drivers))
+        policy = load(file, tuple(drivers), policies)
         if arguments.command == "keygen":
             return _keygen(arguments, policy)
         if arguments.command == "check":
@@ -157,7 +158,7 @@ def _options(arguments: argparse.Namespace) -> str:
 
 
 def _init(arguments: argparse.Namespace, file: Path, drivers: Drivers, commands: Commands) -> int:
-    problem = arguments.hub and relay_sockets.address_problem(arguments.hub, insecure_plaintext=False)
+    problem = arguments.hub and relay_sockets.address_problem(arguments.hub, insecure_plaintext=True)
     if problem:
         raise ValueError(f"--hub: {problem}")
     said = write_policy(
@@ -260,6 +261,9 @@ def _write_key(file: Path, daemon_id: str, token: str, force: bool) -> None:
         opened.flush()
         os.fsync(descriptor)
     _say(f"{file} holds the key of {daemon_id}; whoever has it can only ever be this machine.")
+    if problem := token_problem(token):
+        poor = f"daemon: its token is not a good one ({problem}), and a LangBot that installations share refuses it"
+        _say(f"{poor}. Better put a new one into the plugin's form and make the key anew: {TOKEN_COMMAND}", sys.stderr)
 
 
 # ------------------------------------------------------------------ check

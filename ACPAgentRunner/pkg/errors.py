@@ -5,6 +5,7 @@
     CodingError                       a failure a person can act on: a stable code, a text from the catalogue, no secrets
     ├── SettingsError                 a form field is wrong (names the field)
     ├── LaunchError                   the agent could not be started in its place
+    │   └── CommandNotFound           its command is nowhere it was looked for (has the places, for logs)
     ├── AgentDied                     the agent's process or connection ended in the middle
     ├── AgentProtocolError            the agent spoke something that is not its protocol
     ├── SessionUnavailable            the vendor session could not be opened (the stored id is kept)
@@ -19,7 +20,7 @@ text. ``detail`` is shown after the text where given: bounded, without secrets, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from pkg import texts
 
@@ -60,6 +61,15 @@ class SettingsError(CodingError):
 
 class LaunchError(CodingError):
     """The agent could not be started in its place."""
+
+
+class CommandNotFound(LaunchError):
+    """A command is nowhere it was looked for."""
+
+    def __init__(self, name: str, places: Iterable[str]) -> None:
+        """``places`` are directories of the machine: for logs and its owner, and no parameter, since those go to the chat."""
+        self.places = tuple(places)
+        super().__init__("coding.agent_not_found", name=name)
 
 
 class AgentDied(CodingError):

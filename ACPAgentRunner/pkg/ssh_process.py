@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import re
 import shlex
 from collections import deque
@@ -24,6 +25,8 @@ from pkg.process_api import AgentProcess, Command, Exit, Graces
 from pkg.redaction import Redactor
 from pkg.ssh_wrapper import CONTROL, STDERR, STDIN, STDOUT
 from pkg.supervised_process import agent_died, stopped
+
+log = logging.getLogger(__name__)
 
 _FAILURES: Final = {
     "workspace_missing": "coding.ssh_workspace_missing",
@@ -46,11 +49,13 @@ def graces_of(graces: Graces) -> dict[str, float]:
 
 
 def failure(code: str, command: Command, machine: str, searched: Iterable[str] = ()) -> LaunchError:
-    """The error for a command the remote side could not start."""
+    """The error for a command the remote side could not start; the directories ``searched`` for it go to the log."""
     name = command.argv[0].rsplit("/", 1)[-1] if command.argv else ""
     places = ", ".join(list(searched)[: limits.SSH_PLACES_SHOWN])
+    if places:
+        log.warning("the command %s was looked for on %s in %s", name, machine, places)
     known = _FAILURES.get(code, "coding.ssh_start_failed")
-    return LaunchError(known, retryable=known == "coding.ssh_start_failed", machine=machine, name=name, places=places)
+    return LaunchError(known, retryable=known == "coding.ssh_start_failed", machine=machine, name=name)
 
 
 class _Ending:

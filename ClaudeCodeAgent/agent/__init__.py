@@ -1,4 +1,4 @@
-"""The driver for Claude Code; ``DRIVERS`` and ``COMMANDS`` are all that a daemon needs of it."""
+"""The driver for Claude Code; ``DRIVERS``, ``COMMANDS`` and ``POLICIES`` are what a daemon needs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from agent.driver import ClaudeCodeDriver
+from agent.form import ClaudeCodeSettings
 from pkg.agent_api import AgentDriver
 
 DRIVERS: Final[Mapping[str, AgentDriver]] = types.MappingProxyType({"claude-code": ClaudeCodeDriver()})
@@ -14,3 +15,6 @@ DRIVERS: Final[Mapping[str, AgentDriver]] = types.MappingProxyType({"claude-code
 
 COMMANDS: Final[Mapping[str, tuple[str, ...]]] = types.MappingProxyType({"claude-code": ("claude",)})
 """Command lines of agents that are known by name, for a new policy file."""
+
+POLICIES: Final = ClaudeCodeSettings.policies
+"""The approval policies of the runner's form; a policy file may name these and no other."""

@@ -66,6 +66,13 @@ APPROVALS: Final = ("ask", "allow-edits", "deny")
 OPTIONS: Final = ("model",)
 """Options of the agent a job may set unless the file says otherwise; a mode could switch the asking off."""
 
+_TOP_KEYS: Final = frozenset(
+    {"daemon_id", "workspaces", "environment", "job_environment", "job_options", "approvals", "mcp_servers", "worktrees"}
+    | {"max_jobs", "state_dir", "path", "hubs", "agents"}
+)
+_HUB_KEYS: Final = frozenset({"url", "key_file", "token_file", "certificate_sha256", "insecure_plaintext"})
+_AGENT_KEYS: Final = frozenset({"command", "driver", "workspaces", "environment", "max_jobs"})
+
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _AGENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _WORKTREE: Final = re.compile(r"[A-Za-z0-9_]{1,64}")
@@ -203,7 +210,7 @@ class Policy:
             raise Refused("coding.policy_worktrees")
         top = next((each for each in (directory, *directory.parents) if (each / ".git").exists()), directory)
         if not any(root == top or root in top.parents for root in agent.workspaces):
-            raise Refused("coding.policy_workspace_outside")
+            raise Refused("coding.policy_worktree_outside")
 
     def check_servers(self, servers: tuple[McpServer, ...]) -> None:
         """Whether a job may have these MCP servers; raises :class:`pkg.errors.Refused`."""
@@ -245,8 +252,8 @@ def _seconds(asked: float) -> float:
 # ------------------------------------------------------------------ reading the file
 
 
-def load(file: Path, drivers: Collection[str]) -> Policy:
-    """The policy in ``file``, for a package with these drivers; raises :class:`PolicyError`."""
+def load(file: Path, drivers: Collection[str], policies: Collection[str]) -> Policy:
+    """The policy in ``file``, for a package with these drivers and approval policies; raises :class:`PolicyError`."""
     file = file.absolute()
     try:
         with file.open("rb") as opened:
@@ -268,7 +275,7 @@ def load(file: Path, drivers: Collection[str]) -> Policy:
         line = int(place[1]) if place else text.count("\n") + 1
         said = re.sub(r" \(at .*\)$", "", str(exc))
         raise PolicyError(file, line, "", f"not TOML: {said}. Texts stand in quotes, a key stands once") from None
-    return _policy(_Table(_Source(file, text), values, ()), tuple(drivers))
+    return _policy(_Table(_Source(file, text), values, ()), tuple(drivers), tuple(policies))
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +302,8 @@ class _Source:
                 table = _parts(header[2])
                 if header[1]:
                     counts[header[2]] = counts.get(header[2], 0) + 1
+                    if counts[header[2]] == 1:
+                        yield table, number
                     table = (*table, counts[header[2]])
                 yield table, number
             elif key := _KEY.match(line):
@@ -387,12 +396,19 @@ class _Table:
     def names(self) -> tuple[str, ...]:
         return tuple(self._left)
 
-    def done(self) -> None:
+    def only(self, keys: Collection[str]) -> None:
+        """Before anything is read, so that a misspelled key is named and not the absence of the right one."""
         for key in self._left:
-            raise self.error(key, "is not a key that is known here")
+            if key not in keys:
+                raise self.error(key, "is not a key that is known here")
+
+    def done(self) -> None:
+        """Nothing that stands here was left unread."""
+        self.only(())
 
 
-def _policy(top: _Table, drivers: tuple[str, ...]) -> Policy:
+def _policy(top: _Table, drivers: tuple[str, ...], policies: tuple[str, ...]) -> Policy:
+    top.only(_TOP_KEYS)
     daemon_id = top.text("daemon_id")
     if not valid_daemon_id(daemon_id):
         raise top.error("daemon_id", "has 1 to 128 characters and no control characters")
@@ -403,6 +419,9 @@ def _policy(top: _Table, drivers: tuple[str, ...]) -> Policy:
     job_environment = frozenset(top.variables("job_environment"))
     job_options = frozenset(top.texts("job_options", OPTIONS))
     approvals = top.texts("approvals", APPROVALS)
+    for approval in approvals:
+        if approval not in policies:
+            raise top.error("approvals", f'"{approval}" is none of: {", ".join(policies)}')
     mcp_servers = top.flag("mcp_servers", True)
     worktrees = top.flag("worktrees", True)
     trusted = top.directories("trusted_workspaces") if top.has("trusted_workspaces") else ()
@@ -445,6 +464,7 @@ def _policy(top: _Table, drivers: tuple[str, ...]) -> Policy:
 
 
 def _hub(table: _Table) -> HubEntry:
+    table.only(_HUB_KEYS)
     url = table.text("url")
     insecure = table.flag("insecure_plaintext", False)
     problem = relay_sockets.address_problem(url, insecure_plaintext=insecure)
@@ -468,6 +488,7 @@ def _agent(
 ) -> AgentEntry:
     if not _AGENT.fullmatch(name):
         raise table.error("", "an agent's name has up to 64 letters, digits, dots, dashes and underscores")
+    table.only(_AGENT_KEYS)
     driver = table.text("driver", drivers[0] if len(drivers) == 1 else None)
     if driver not in drivers:
         raise table.error("driver", f"is none of this package's: {', '.join(drivers)}")

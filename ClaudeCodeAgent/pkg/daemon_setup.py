@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from pkg import runtime_support
+from pkg import relay_sockets, runtime_support
 from pkg.daemon_policy import APPROVALS, KEY_VARIABLE, OPTIONS, STATE_DIRECTORY, TOKEN_VARIABLE
 from pkg.errors import LaunchError
 from pkg.relay_auth import valid_daemon_id
@@ -25,6 +25,18 @@ HUB: Final = "wss://chat.example.org:8767"
 """Stands where the owner puts the hub's address."""
 WORKSPACE: Final = "~/src"
 """Stands where the owner puts a directory."""
+
+_PLAINTEXT: Final = (
+    "The hub's address leaves this machine unencrypted: everybody on the way could read along. Put a wss:// address or that of "
+    "an SSH tunnel there; only where you accept it, take the # away before insecure_plaintext = true."
+)
+_ENCRYPTED: Final = """\
+# true lets a ws:// address leave this machine unencrypted: everybody on the way can read along.
+# insecure_plaintext = false"""
+_UNENCRYPTED: Final = """\
+# This address leaves this machine unencrypted: everybody on the way could read along. So the file is not used like this: put
+# a wss:// address or that of an SSH tunnel there, or, only where you accept it, take the # away from the next line.
+# insecure_plaintext = true"""
 
 Commands = Mapping[str, tuple[str, ...]]
 """Command lines of agents that a package knows, by name."""
@@ -75,7 +87,13 @@ def write_policy(file: Path, *, hub: str, daemon_id: str, workspaces: tuple[str,
     left += [] if found else ["an agent (none that is known was found here)"]
     absent = [each for each in workspaces if not Path(each).expanduser().is_dir()]
     said = f"{file} is written.{' Fill in ' + ', '.join(left) + '.' if left else ''}"
-    return f"{said} Make {', '.join(absent)}: not there yet." if absent else said
+    said += f" Make {', '.join(absent)}: not there yet." if absent else ""
+    return f"{said} {_PLAINTEXT}" if _plaintext(hub) else said
+
+
+def _plaintext(hub: str) -> bool:
+    """Whether a hub's address needs ``insecure_plaintext``."""
+    return bool(hub and relay_sockets.address_problem(hub, insecure_plaintext=False))
 
 
 def _installed(name: str, path: str) -> bool:
@@ -178,8 +196,7 @@ key_file = "daemon.key"
 # token_file = "token"
 # The SHA-256 of the hub's certificate (64 hexadecimal digits), instead of the authorities this system trusts.
 # certificate_sha256 = ""
-# true lets a ws:// address leave this machine unencrypted: everybody on the way can read along.
-# insecure_plaintext = false
+{_UNENCRYPTED if _plaintext(hub) else _ENCRYPTED}
 
 # The agents. A job names one ("Agent of the daemon" in the runner's form; with only one it may be left empty), and only
 # the command written here is started.

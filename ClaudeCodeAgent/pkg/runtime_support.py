@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from pkg import limits
-from pkg.errors import LaunchError, ProcessCleanupUnconfirmed, Refused, SessionUnavailable, SettingsError
+from pkg.errors import CommandNotFound, LaunchError, ProcessCleanupUnconfirmed, Refused, SessionUnavailable, SettingsError
 from pkg.supervised_process import (
     MARKER,
     REAPER,
@@ -181,12 +181,13 @@ def find_executable(name: str, path: str = "", *, cwd: Path | None = None) -> st
 
     A name with a slash is taken relative to ``cwd`` (a process resolves it only after changing its directory, so it must be
     made absolute before). Links are kept: version managers decide by the name they are called by. Raises
-    :class:`pkg.errors.LaunchError`: ``coding.agent_not_found`` with the places looked at, ``coding.agent_not_executable``.
+    :class:`pkg.errors.CommandNotFound` with the places looked at, :class:`pkg.errors.LaunchError`
+    (``coding.agent_not_executable``).
     """
     path = path or search_path()
     name = home_directory() + name[1:] if name.startswith("~/") else name
     if not name or "\0" in name:
-        raise LaunchError("coding.agent_not_found", name="?", places=path.replace(os.pathsep, ", "))
+        raise CommandNotFound("?", path.split(os.pathsep))
     if "/" in name:
         candidates = [Path(name) if cwd is None else cwd / name]
     else:
@@ -199,8 +200,7 @@ def find_executable(name: str, path: str = "", *, cwd: Path | None = None) -> st
             unusable = True
     if unusable:
         raise LaunchError("coding.agent_not_executable", name=Path(name).name)
-    places = ", ".join(str(candidate.parent) for candidate in candidates)
-    raise LaunchError("coding.agent_not_found", name=Path(name).name, places=places)
+    raise CommandNotFound(Path(name).name, (str(candidate.parent) for candidate in candidates))
 
 
 def _is_file(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The driver for Codex; ``DRIVERS`` and ``COMMANDS`` are all that a daemon needs of it."""
+"""The driver for Codex; ``DRIVERS``, ``COMMANDS`` and ``POLICIES`` are what a daemon needs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from agent.driver import CodexDriver
+from agent.form import CodexSettings
 from pkg.agent_api import AgentDriver
 
 DRIVERS: Final[Mapping[str, AgentDriver]] = MappingProxyType({"codex": CodexDriver()})
@@ -14,3 +15,6 @@ DRIVERS: Final[Mapping[str, AgentDriver]] = MappingProxyType({"codex": CodexDriv
 
 COMMANDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({"codex": ("codex",)})
 """Command lines of agents that are known by name, for a new policy file."""
+
+POLICIES: Final = CodexSettings.policies
+"""The approval policies of the runner's form; a policy file may name these and no other."""

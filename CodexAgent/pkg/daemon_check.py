@@ -16,7 +16,7 @@ from websockets.exceptions import WebSocketException
 
 from pkg import limits, relay_sockets, runtime_support
 from pkg.daemon_policy import AgentEntry, HubEntry, Policy, SecretError
-from pkg.errors import LaunchError
+from pkg.errors import CommandNotFound, LaunchError
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,8 @@ def _agent(agent: AgentEntry, path: str) -> Finding:
     try:
         searched = runtime_support.search_path(recorded=path)
         return Finding(subject, detail=runtime_support.find_executable(agent.command[0], searched, cwd=agent.workspaces[0]))
+    except CommandNotFound as exc:
+        return Finding(subject, f"the command {exc.params['name']} was not found in {', '.join(exc.places)}")
     except LaunchError as exc:
         return Finding(subject, str(exc))
 

@@ -58,6 +58,8 @@ TICK = 0.2
 IMPATIENCE = 3
 """How often Ctrl-C is pressed in vain before the demo ends at once."""
 LOG_LINES = 20
+WARNING = re.compile(r"\[(?:WARNING|ERROR|CRITICAL)\]|^\S+ \S+ (?:WARNING|ERROR|CRITICAL) ")
+"""A line of the runtime's log, or of the daemon's in it, that says more than what goes on."""
 LISTED = 20
 
 
@@ -119,7 +121,7 @@ def options(arguments: Sequence[str]) -> Options:
     if given.say is not None and not given.say.strip():
         parser.error("--say needs a message")
     if given.blip is not None and given.place != "daemon":
-        parser.error("--blip cuts the path to a daemon: it needs --place daemon")
+        parser.error("--blip cuts the connection to a daemon: it needs --place daemon")
     if given.blip is not None and not (math.isfinite(given.blip) and 0 < given.blip <= LONGEST_BLIP):
         parser.error(f"--blip needs a number of seconds, at most {LONGEST_BLIP:g}: a job outlives no longer cut")
     if given.fixture and given.agent not in PACKAGES:
@@ -388,7 +390,7 @@ async def converse(chosen: Options, out: TextIO, log: Path, base: Path) -> int:
         screen.note(f"in {workspace}: {_listing(workspace)}")
         if not answered:
             screen.note(screen.problem or "there was no answer")
-            _show_log(log, out)
+            _show_log(log, out, all_of_it=not screen.explained)
         return 0 if answered else 1
 
 
@@ -403,10 +405,12 @@ def _listing(workspace: Path) -> str:
     return (", ".join(names[:LISTED]) or "nothing") + more
 
 
-def _show_log(log: Path, out: TextIO) -> None:
-    tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
+def _show_log(log: Path, out: TextIO, *, all_of_it: bool) -> None:
+    """The end of the log, which goes with the demo; where the answer says what went wrong, only its warnings."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    tail = [line for line in lines if all_of_it or WARNING.search(line)][-LOG_LINES:]
     if tail:
-        print("The last lines of the runtime's log:", *tail, sep="\n  ", file=out)
+        print(f"The last {'lines' if all_of_it else 'warnings'} of the runtime's log:", *tail, sep="\n  ", file=out)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -430,5 +434,5 @@ def main(arguments: Sequence[str]) -> int:
             except Exception as exc:  # noqa: BLE001 - the person reads what went wrong, with the log beside it
                 steps.say(repr(exc))
                 print(f"The demo could not go on: {exc}", file=out)
-                _show_log(log, out)
+                _show_log(log, out, all_of_it=True)
                 return 1

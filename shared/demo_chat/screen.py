@@ -50,10 +50,13 @@ class Screen:
         """All completed messages of the current run."""
         self.problem = ""
         """How the current run failed; empty while it has not."""
+        self._code = ""
 
     def begin(self) -> None:
         """A run begins."""
-        self._shown, self.answer, self.problem, self.begun = "", "", "", False
+        self._shown, self.answer, self.problem = "", "", ""
+        self._code = ""
+        self.begun = False
         self._tools.clear()
 
     def result(self, result: Mapping[str, Json]) -> None:
@@ -80,10 +83,21 @@ class Screen:
                 if data.get("finish_reason") == "error":
                     self.problem = "the run ended with an error"
             case "run.failed":
-                self.problem = f"{data.get('error') or 'the run failed'} ({data.get('code') or 'no code'})"
+                self._code = str(data.get("code") or "no code")
+                self.problem = f"{data.get('error') or 'the run failed'} ({self._code})"
                 self.note(f"✗ {printable(self.problem)}")
+            case "processor.log" if data.get("level") == "error":
+                self._code = (str(data.get("text") or "").split() or [""])[0]
             case _:
                 return
+
+    @property
+    def explained(self) -> bool:
+        """Whether the current run failed by a code of the plugin's catalogue, whose text says what to do.
+
+        Where a run ends by ``run.completed``, only the log entry before it has the code.
+        """
+        return bool(self.problem) and self._code.startswith("coding.") and self._code != "coding.internal"
 
     def note(self, text: str) -> None:
         """A line of our own, apart from the answer."""

@@ -23,6 +23,7 @@ from pkg.errors import AgentDied
 from pkg.launch import Command, Graces, LocalLauncher
 from pkg.process_api import AgentProcess
 from pkg.relay_auth import daemon_key, format_key
+from pkg.settings import RunnerSettings
 from pkg.supervised_process import stopped
 from testkit.cutting_proxy import CuttingProxy
 from testkit.langbot_host import free_ports
@@ -155,7 +156,7 @@ class Workstation:
         self._policy.touch(mode=0o600)
         try:
             self._policy.write_text("\n".join(lines) + "\n", encoding="utf-8")
-            load(self._policy, self._drivers)
+            load(self._policy, self._drivers, RunnerSettings.policies)
         except UnicodeEncodeError:
             raise SetupError("A policy file can only name what is UTF-8: the directory or the command is not.") from None
         except PolicyError as exc:
@@ -192,12 +193,12 @@ class Workstation:
 
     async def _cut_for(self, proxy: CuttingProxy, seconds: float) -> None:
         count = proxy.cut()
-        self._tell(f"path cut for {seconds:g} s ({count} live connection{'' if count == 1 else 's'})")
+        self._tell(f"connection cut for {seconds:g} s" if count else f"no connection yet, and none for {seconds:g} s")
         try:
             await asyncio.sleep(seconds)
         finally:
             proxy.restore()
-        self._tell("path back")
+        self._tell("connection back")
 
     async def _restored(self) -> None:
         if self._cut is not None:

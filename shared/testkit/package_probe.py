@@ -72,6 +72,7 @@ def main() -> None:
     report = {
         "runner": described(runner_model, runner_form, settings.parse),
         "plugin": described(plugin_model, plugin_form, settings.parse),
+        "exported_policies": list(importlib.import_module("agent").POLICIES),
         "policies": list(getattr(runner_model, "policies", ())),
         "drivers": {name: driver.name for name, driver in drivers.items()},
         "plugin_class": plugin.CodingRunnerPlugin.__name__,
