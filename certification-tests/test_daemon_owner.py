@@ -496,20 +496,17 @@ class TestCheck:
         assert workstation.key.read_text().strip() not in output
 
 
-@pytest.mark.parametrize(
-    "arguments", [("run",), ("check",), ("init",), ("keygen",), ()], ids=lambda value: " ".join(value) or "nothing"
-)
-@pytest.mark.parametrize("name", ["CodexAgent"])
+@pytest.mark.parametrize(("name", "agent"), [("ClaudeCodeAgent", "claude"), ("CodexAgent", "codex")])
 @pytest.mark.asyncio
-async def test_a_package_that_drives_nothing_yet_says_so(
-    name: str, arguments: tuple[str, ...], home: Path, package_root: Path
+async def test_the_program_of_each_package_begins_with_its_own_agent(
+    name: str, agent: str, home: Path, package_root: Path
 ) -> None:
-    """One line with what to use instead, exit code 2; no file is made and no hub is dialled."""
+    """A new policy file names what the package drives, and is made for its owner alone."""
     program = package_root.parent / name / "daemon.py"
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         str(program),
-        *arguments,
+        *("init", "--hub", "ws://127.0.0.1:1", "--workspace", str(home)),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -517,10 +514,10 @@ async def test_a_package_that_drives_nothing_yet_says_so(
     )
     async with asyncio.timeout(WAIT):
         output, _ = await process.communicate()
-    assert process.returncode == 2
-    (line,) = output.decode().splitlines()
-    assert "cannot drive" in line and "ACP runner" in line
-    assert not (home / ".config").exists()
+    assert process.returncode == 0, output.decode()
+    (policy,) = (home / ".config").rglob("*.toml")
+    assert f'command = ["{agent}"]' in policy.read_text()
+    assert policy.stat().st_mode & 0o077 == 0
 
 
 class TestRecord:

@@ -68,7 +68,7 @@ OPTIONS: Final = ("model",)
 
 _TOP_KEYS: Final = frozenset(
     {"daemon_id", "workspaces", "environment", "job_environment", "job_options", "approvals", "mcp_servers", "worktrees"}
-    | {"max_jobs", "state_dir", "path", "hubs", "agents"}
+    | {"trusted_workspaces", "max_jobs", "state_dir", "path", "hubs", "agents"}
 )
 _HUB_KEYS: Final = frozenset({"url", "key_file", "token_file", "certificate_sha256", "insecure_plaintext"})
 _AGENT_KEYS: Final = frozenset({"command", "driver", "workspaces", "environment", "max_jobs"})

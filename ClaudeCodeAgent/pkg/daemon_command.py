@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from pkg import relay_sockets
-from pkg.agent_api import AgentDriver, UnavailableDriver
+from pkg.agent_api import AgentDriver
 from pkg.daemon_audit import Audit
 from pkg.daemon_check import findings
 from pkg.daemon_jobs import DurableJobTable, TableBusy
@@ -64,9 +64,6 @@ def main(argv: Sequence[str], drivers: Drivers, commands: Commands, policies: Se
     parser = _parser()
     arguments = parser.parse_args(argv)
     try:
-        refusal = _unavailable(drivers)
-        if refusal:
-            raise ValueError(refusal)
         file = Path(arguments.policy).expanduser()
         if arguments.command == "init":
             return _init(arguments, file, drivers, commands)
@@ -95,14 +92,6 @@ def main(argv: Sequence[str], drivers: Drivers, commands: Commands, policies: Se
         _say("", sys.stderr)
         return INTERRUPTED
     return UNUSABLE
-
-
-def _unavailable(drivers: Drivers) -> str:
-    """Why this package can run nothing at all, or the empty string."""
-    if not drivers:
-        return "this package drives no agent"
-    refusals = [driver.unavailable() for driver in drivers.values() if isinstance(driver, UnavailableDriver)]
-    return str(refusals[0]) if len(refusals) == len(drivers) else ""
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -24,12 +24,11 @@ import types
 import typing
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Final, Literal, Protocol, TypeVar, cast
 
 from pydantic import Base64Bytes, TypeAdapter, ValidationError
 
 if typing.TYPE_CHECKING:
-    from pkg.errors import CodingError
     from pkg.launch import Launcher
 
 Json = Any
@@ -387,15 +386,6 @@ class AgentDriver(Protocol):
 
         Raises :class:`pkg.errors.CodingError` with a stable code; by then every process it started is proven gone.
         """
-        ...
-
-
-@runtime_checkable
-class UnavailableDriver(Protocol):
-    """A driver whose agent this version of its package cannot drive: it refuses every session and can say so in advance."""
-
-    def unavailable(self) -> CodingError:
-        """What every session is refused with."""
         ...
 
 
