@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 import types
 from collections.abc import Callable
@@ -27,6 +28,8 @@ from pkg.agent_api import (
     ToolStarted,
 )
 from pkg.errors import AgentDied, ProcessCleanupUnconfirmed, SessionUnavailable
+from pkg.product import SpecInputs
+from pkg.settings import RunnerSettings
 from testkit.host_actions import message
 from testkit.run_harness import Harness, Outcome, harness
 from testkit.scripted_driver import ScriptedDriver, ScriptedSession, echo
@@ -204,6 +207,33 @@ async def test_the_next_message_goes_to_the_same_live_session(tmp_path: Path) ->
         await h.run("two", run_id="r2")
         assert [prompt.text for prompt in h.driver.sessions[0].prompts] == ["one", "two"]
         assert len(h.driver.sessions) == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("adjustable", [True, False])
+async def test_another_option_of_a_kept_session_is_changed_where_it_lives_or_by_resuming_it(
+    tmp_path: Path, adjustable: bool
+) -> None:
+    """Our rule: a changed model is no new conversation, and costs no new process where the agent can switch."""
+    driver = ScriptedDriver(adjustable=adjustable)
+    async with harness(tmp_path, driver) as h:
+        made = h.runner.product
+
+        def spec(settings: RunnerSettings, inputs: SpecInputs) -> SessionSpec:
+            return dataclasses.replace(made.spec(settings, inputs), options={"model": ",".join(settings.knowledge_bases)})
+
+        h.runner.product = dataclasses.replace(made, spec=spec)
+        for model in ("one", "one", "two", "two"):
+            assert (await h.run("hi", config={"knowledge-bases": model})).shown == ["echo: hi"]
+        first = driver.sessions[0]
+        assert first.options == [{"model": "two"}]
+        if adjustable:
+            assert len(driver.sessions) == 1
+        else:
+            (_, second) = driver.sessions
+            assert first.closed.is_set()
+            assert (second.session_id, second.spec.options) == (first.session_id, {"model": "two"})
+            assert second.options == []
 
 
 @pytest.mark.asyncio

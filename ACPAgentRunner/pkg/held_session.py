@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import types
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -65,6 +66,7 @@ async def start(
         finally:
             await place.launcher.close()
         opened = live(session)
+        opened.options = spec.options
         opened.companion = tools
         try:
             if place.launcher.local and session.session_id != spec.resume_session_id:
@@ -137,6 +139,7 @@ async def ended(tasks: set[asyncio.Task[Any]]) -> None:
 
 
 def fingerprint(spec: SessionSpec, place: Place, *, assets: bool) -> str:
-    """A digest of all that a session was opened with; another one can't be reused."""
+    """A digest of what a session was opened with, but for its options; another one can't be reused."""
+    spec = dataclasses.replace(spec, options=types.MappingProxyType({}))
     described = json.dumps([to_json(spec), place.launcher.machine, place.way, place.worktree, assets], sort_keys=True)
     return hashlib.sha256(described.encode("utf-8", "surrogatepass")).hexdigest()

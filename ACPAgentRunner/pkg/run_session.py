@@ -24,7 +24,7 @@ from langbot_plugin.api.definition.components.runner.runner import Runner
 from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
 
 from pkg import identity, limits
-from pkg.agent_api import AgentDriver, SessionSpec
+from pkg.agent_api import AgentDriver, LiveOptions, SessionSpec
 from pkg.held_session import Held, discarded, fingerprint, interrupted, start, stored
 from pkg.installations import Installation, Lease
 from pkg.langbot_tools import AddressedTools, SessionTools, open_session_tools
@@ -125,11 +125,9 @@ class RunSession:
         plan, settings, installation = self._plan, asked.settings, asked.installation
         await self._connected(plan.place)
         live = installation.warm.take(plan.key, plan.opened_with) if settings.reuse_session else None
-        if live is not None:
-            held = self.held = Held(live, live.attach(), plan.place, plan.keep, broken=True)
-            await self._renew_tools(live, plan, asked)
-            held.broken = False
-        else:
+        held = None if live is None else await self._kept(live, plan, asked)
+        if held is None:
+            await self._abandon()
             await self._run.during(installation.warm.settled(plan.key))
             resume = self._former
             if not resume and settings.reuse_session:
@@ -144,7 +142,19 @@ class RunSession:
             held = self.held = Held(live, live.channel, plan.place, plan.keep)
         if settings.reuse_session:
             self._store = plan.store
-            self.save(live.session.session_id)
+            self.save(held.live.session.session_id)
+        return held
+
+    async def _kept(self, live: LiveSession, plan: _Plan, asked: Asked) -> Held | None:
+        """A session that was kept, as this run wants it; ``None`` when it has to be opened again for that."""
+        held = self.held = Held(live, live.attach(), plan.place, plan.keep, broken=True)
+        if live.options != plan.spec.options:
+            session = live.session
+            if not isinstance(session, LiveOptions) or not await self._run.during(session.set_options(plan.spec.options)):
+                return None
+            live.options = plan.spec.options
+        await self._renew_tools(live, plan, asked)
+        held.broken = False
         return held
 
     def save(self, session_id: str) -> None:

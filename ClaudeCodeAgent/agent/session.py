@@ -16,8 +16,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import dataclasses
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
 from typing import Any
 
 from agent import permissions, wire
@@ -33,6 +34,7 @@ from pkg import limits
 from pkg.agent_api import (
     AgentEvent,
     Answer,
+    Json,
     McpServer,
     Notice,
     Prompt,
@@ -347,6 +349,20 @@ class ClaudeSession:
             return
 
     # ---- settings of a running session
+
+    async def set_options(self, options: Mapping[str, Json]) -> bool:
+        """Switch the model and the permission mode; see :class:`pkg.agent_api.LiveOptions`."""
+        before, after = dict(self._spec.options), dict(options)
+        modes = [as_str(each.pop("permission_mode", "")) or "default" for each in (before, after)]
+        models = [as_str(each.pop("model", "")) for each in (before, after)]
+        if before != after:
+            return False
+        if modes[0] != modes[1]:
+            await self.set_permission_mode(modes[1])
+        if models[0] != models[1]:
+            await self.set_model(models[1])
+        self._spec = dataclasses.replace(self._spec, options=options)
+        return True
 
     async def set_model(self, model: str) -> None:
         """Use another model from the next step on; empty for the default. Raises :class:`pkg.errors.CodingError`."""

@@ -24,7 +24,7 @@ import types
 import typing
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, TypeVar, cast
+from typing import Any, Final, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 from pydantic import Base64Bytes, TypeAdapter, ValidationError
 
@@ -369,6 +369,18 @@ class AgentSession(Protocol):
         """End the session and prove that none of its processes is left; idempotent, safe under repeated cancellation.
 
         Raises :class:`pkg.errors.ProcessCleanupUnconfirmed` when it cannot be proven.
+        """
+        ...
+
+
+@runtime_checkable
+class LiveOptions(Protocol):
+    """A session some of whose options can be changed without opening it again."""
+
+    async def set_options(self, options: Mapping[str, Json]) -> bool:
+        """Go on with these in place of the spec's, from the next turn on; false when only a reopened session can.
+
+        Raises :class:`pkg.errors.CodingError` for a value that the agent does not take.
         """
         ...
 

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import types
 from collections import OrderedDict, deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from pkg import limits
-from pkg.agent_api import AgentEvent, AgentSession
+from pkg.agent_api import AgentEvent, AgentSession, Json
 
 
 class Adopt(Protocol):
@@ -113,6 +114,8 @@ class LiveSession:
         """Closed before the session."""
         self.guards = contextlib.AsyncExitStack()
         """Closed after the session."""
+        self.options: Mapping[str, Json] = types.MappingProxyType({})
+        """The options it goes on with."""
         self.stored_id = ""
         """The vendor's id as it is known to be stored by the host."""
         self.gone = asyncio.Event()

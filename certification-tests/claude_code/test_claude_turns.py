@@ -587,6 +587,19 @@ async def test_what_a_session_cannot_do_is_refused(tmp_path: Path) -> None:
     await session.close()
 
 
+async def test_other_options_of_the_form_are_taken_live_when_they_are_the_model_and_the_mode(tmp_path: Path) -> None:
+    """Our rule: those two need no other process; what stands on the command line does."""
+    options = {"model": "one", "max_turns": 3}
+    async with opened(tmp_path, options=options) as session:
+        assert await session.set_options({**options, "model": "two", "permission_mode": "plan"})
+        await turn(session, "say hi")
+        assert (session.model, session.permission_mode) == ("two", "plan")
+        assert await session.set_options({"max_turns": 3})
+        await turn(session, "say hi")
+        assert session.permission_mode == "default"
+        assert not await session.set_options({"max_turns": 4})
+
+
 async def test_model_and_mode_change_while_it_lives(tmp_path: Path) -> None:
     """Vendor's rule: both are control requests; a mode it does not know is refused and changes nothing."""
     async with opened(tmp_path) as session:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from pkg.agent_api import (
     AgentEvent,
     Answer,
+    Json,
     McpServer,
     Prompt,
     SessionCapabilities,
@@ -51,6 +52,8 @@ class ScriptedSession:
         self.answered: dict[str, asyncio.Event] = {}
         self.steering = asyncio.Event()
         self.renewed: list[tuple[McpServer, ...]] = []
+        self.options: list[Mapping[str, Json]] = []
+        """What it was asked to go on with."""
         self.interrupts = 0
         self.stubborn = driver.stubborn
         self.closed = asyncio.Event()
@@ -127,6 +130,11 @@ class ScriptedSession:
         if self._turn is not None and not self.stubborn:
             self._turn.cancel()
 
+    async def set_options(self, options: Mapping[str, Json]) -> bool:
+        """Taken only where the driver says so."""
+        self.options.append(options)
+        return self.driver.adjustable
+
     async def renew_mcp(self, servers: tuple[McpServer, ...]) -> bool:
         """Record the servers; say whether the driver can renew."""
         self.renewed.append(servers)
@@ -150,6 +158,8 @@ class ScriptedDriver:
     script: Script = echo
     steerable: bool = False
     renewable: bool = False
+    adjustable: bool = False
+    """Its sessions take other options while they live."""
     stubborn: bool = False
     open_error: BaseException | None = None
     open_errors: list[BaseException | None] = dataclasses.field(default_factory=list)
