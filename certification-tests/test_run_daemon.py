@@ -317,7 +317,7 @@ async def test_a_worktree_outside_of_the_roots_is_not_made(rig: Rig) -> None:
     await asyncio.to_thread(subprocess.run, init, check=True, capture_output=True)
     async with running(rig.home):
         outcome = await rig.run("say hello", workspace_mode="worktree")
-    assert "coding.policy_workspace_outside" in outcome.log
+    assert "coding.policy_worktree_outside" in outcome.log
     assert not (rig.home.directory / ".worktrees").exists()
 
 
