@@ -439,6 +439,23 @@ async def test_a_program_that_ignores_the_stop_is_ended(tmp_path: Path, monkeypa
         assert not session.alive
 
 
+async def test_a_stop_that_is_never_answered_ends_no_later_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our rule: once the stopped turn has ended, the stop is over, whatever became of the answer to it."""
+    monkeypatch.setattr(limits, "CANCEL_GRACE", 0.5)
+    go = tmp_path / "go"
+    async with opened(tmp_path, {"interrupt": "mute"}) as session:
+        await prompted(session, f"holding {tmp_path / 'never'} words")
+        await saying(session, "words")
+        await session.interrupt()
+        assert ended(await until(session, TurnEnded)) == TurnEnded("cancelled")
+        await prompted(session, "say begun", f"hold {go}", "say done")
+        await saying(session, "begun")
+        await poll(lambda: not session._cancellers)
+        go.touch()
+        events = await until(session, TurnEnded)
+        assert ended(events) == TurnEnded("end_turn") and "done" in text(events)
+
+
 async def test_stopping_nothing_does_nothing(tmp_path: Path) -> None:
     """Our rule: a stop that comes too late harms no later turn."""
     async with opened(tmp_path) as session:
