@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -704,6 +705,42 @@ async def test_tools_are_given_on_stdin_and_renewed(place: Place, options: dict[
                     assert b"canary-bearer" not in process.read_bytes()
         written = [path for path in place.home.rglob("*") if path.is_file()]
         assert not any(b"canary-bearer" in path.read_bytes() for path in written)
+
+
+async def test_a_tool_server_gets_nothing_of_the_environment(place: Place) -> None:
+    """Vendor's rule: ``${NAME}`` in a header is filled in; ours: a server that somebody else named learns no variable."""
+    seen: list[str] = []
+
+    async def serve(request: web.Request) -> web.Response:
+        seen.extend(request.headers.getall("X-Given", []))
+        return web.Response(status=404)
+
+    app = web.Application()
+    app.router.add_route("*", "/mcp", serve)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/mcp"
+        server = McpServer("other", "http", url=url, headers={"X-Given": "${MINE} ${MINE:-x} $MINE"})
+        async with place.opened(env={"MINE": "canary-variable"}, mcp_servers=(server,)) as session:
+            assert text(await turn(session, "[[ say hello ]]")) == "hello"
+    finally:
+        await runner.cleanup()
+    assert seen and set(seen) == {"${MINE} ${MINE:-x} $MINE"}
+
+
+async def test_git_runs_nothing_of_a_workspace(place: Place) -> None:
+    """Vendor's rule: ``git status`` runs unasked; ours: what the repository names as its monitor is not started with it."""
+    monitor = place.workspace / "monitor"
+    monitor.write_text(f"#!/bin/sh\ntouch {place.home}/ran\n")
+    monitor.chmod(0o755)
+    for words in (("init", "-q"), ("config", "core.fsmonitor", str(monitor))):
+        subprocess.run(("git", "-C", str(place.workspace), *words), check=True, timeout=20)
+    async with place.opened() as session:
+        events = await turn(session, "[[ run git status ]]", choose="reject_once")
+        assert "monitor" in of(events, ToolFinished)[0].output
+    assert not (place.home / "ran").exists()
 
 
 async def test_a_tool_server_that_does_not_answer_is_said(place: Place) -> None:
