@@ -150,7 +150,7 @@ async def test_a_request_is_not_replaced_by_another_of_its_id(tmp_path: Path) ->
 async def test_under_allow_edits_only_the_workspace_is_looked_at(
     tmp_path: Path, name: str, given: dict[str, Any], allowed: bool
 ) -> None:
-    """Our rule: a pattern or an address that leads out of the workspace is no edit, and neither is a call that names no file."""
+    """Our rule: a pattern or an address that leads out of the workspace is no edit, nor is a call that names no file."""
     request = permissions.asked("r", {"tool_name": name, "input": given, "tool_use_id": "t"}, None, str(tmp_path)).event
     assert isinstance(request, ApprovalRequested)
     assert decide("allow-edits", request, inside_really(str(tmp_path))).allowed is allowed

@@ -736,7 +736,7 @@ async def test_git_runs_nothing_of_a_workspace(place: Place) -> None:
     monitor.write_text(f"#!/bin/sh\ntouch {place.home}/ran\n")
     monitor.chmod(0o755)
     for words in (("init", "-q"), ("config", "core.fsmonitor", str(monitor))):
-        subprocess.run(("git", "-C", str(place.workspace), *words), check=True, timeout=20)
+        await asyncio.to_thread(subprocess.run, ("git", "-C", str(place.workspace), *words), check=True, timeout=20)
     async with place.opened() as session:
         events = await turn(session, "[[ run git status ]]", choose="reject_once")
         assert "monitor" in of(events, ToolFinished)[0].output
