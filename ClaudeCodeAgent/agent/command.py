@@ -5,7 +5,8 @@ patterns), ``max_turns``, ``max_budget_usd``, ``trust_workspace`` and ``show_cos
 
 A workspace is not trusted unless the form says so: its settings, hooks, plugins and tool servers are left alone
 (``--setting-sources user``, ``--strict-mcp-config``, hooks off), and git, which the program runs without asking, does not start
-the monitor that a repository names. Keys that the program reads from a descriptor are handed to
+the monitor that a repository names. In any workspace, programs of one account are kept apart: they neither see each other nor
+take messages from each other. Keys that the program reads from a descriptor are handed to
 it on stdin before it starts, through a line of POSIX shell, so that they are in no environment and the commands it runs
 cannot read them.
 """
@@ -33,6 +34,8 @@ _FIXED: Final = (
     *("--permission-prompt-tool", "stdio"),
     *("--system-prompt-snapshot", "off"),
 )
+APART: Final = ("ListAgents", "SendMessage")
+"""Tools with which programs of one account find each other and write to each other, unasked: chats of different people would."""
 _ENVIRONMENT: Final[Mapping[str, str]] = types.MappingProxyType(
     {
         "CLAUDE_CODE_SDK_READS_SESSION_STATE": "1",  # tells when it is idle
@@ -116,11 +119,13 @@ def start(spec: SessionSpec, session_id: str, *, resume: bool) -> Start:
     options = spec.options
     trusted = options.get("trust_workspace") is True
     argv = [*(spec.command or (PROGRAM,)), *_FIXED]
+    settings: dict[str, Json] = {"crossSessionInbound": "refuse"}  # what other programs of the account write to this one
     if trusted:
         argv += ["--setting-sources", "user,project,local"]
     else:
-        settings = json.dumps({"disableAllHooks": True}, separators=(",", ":"))
-        argv += ["--setting-sources", "user", "--strict-mcp-config", "--settings", settings]
+        settings["disableAllHooks"] = True
+        argv += ["--setting-sources", "user", "--strict-mcp-config"]
+    argv += ["--settings", json.dumps(settings, separators=(",", ":"))]
     argv += ["--permission-mode", as_str(options.get("permission_mode")) or "default"]
     if model := as_str(options.get("model")):
         argv += ["--model", model]
@@ -128,9 +133,10 @@ def start(spec: SessionSpec, session_id: str, *, resume: bool) -> Start:
         argv += ["--max-turns", str(turns)]
     if budget := as_float(options.get("max_budget_usd")):
         argv += ["--max-budget-usd", f"{budget:g}"]
-    for flag, name in (("--allowedTools", "allowed_tools"), ("--disallowedTools", "disallowed_tools")):
-        if tools := _names(options.get(name)):
-            argv += [flag, ",".join(tools)]
+    if tools := _names(options.get("allowed_tools")):
+        argv += ["--allowedTools", ",".join(tools)]
+    if tools := [*APART, *_names(options.get("disallowed_tools"))]:
+        argv += ["--disallowedTools", ",".join(tools)]
     argv.append(f"--resume={session_id}" if resume else f"--session-id={session_id}")
     env = {**_ENVIRONMENT, **spec.env}
     if not trusted:

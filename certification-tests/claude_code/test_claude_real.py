@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import AsyncIterator
@@ -18,6 +19,7 @@ from aiohttp import web
 from claude_harness import codes, ended, of, poll, prompted, saying, text, until
 from claude_harness import turn as any_turn
 
+from agent import command
 from agent.driver import ClaudeCodeDriver
 from agent.session import ClaudeSession
 from pkg.agent_api import (
@@ -245,6 +247,28 @@ async def test_no_memory_is_shared_between_conversations(place: Place) -> None:
 
     assert "file-based memory" in await told(env={"CLAUDE_CODE_DISABLE_AUTO_MEMORY": ""})
     assert "file-based memory" not in await told()
+
+
+async def test_conversations_do_not_reach_each_other(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vendor's rule: live programs of one account list and write to each other unasked; ours: they neither send nor take."""
+
+    async def use(session: ClaudeSession, name: str, **given: str) -> str:
+        script = place.fixture.play(model.call(name, **given), model.say("used"))
+        return "".join(event.output for event in of(await turn(session, script), ToolFinished))
+
+    async with place.opened() as first:
+        await turn(first, "[[ say hello ]]")
+        async with place.opened() as second:
+            assert "No such tool" in await use(second, "ListAgents")
+            assert "No such tool" in await use(second, "SendMessage", to="x", message="canary-crossing", summary="x")
+        monkeypatch.setattr(command, "APART", ())
+        async with place.opened() as foreign:
+            listed = await use(foreign, "ListAgents")
+            names = re.findall(r"^\s+(\S+) \[", listed, re.MULTILINE)
+            for name in names:
+                await use(foreign, "SendMessage", to=name, message="canary-crossing", summary="x")
+        assert text(await turn(first, "[[ say next ]]")) == "next"
+        assert "canary-crossing" not in json.dumps(place.fixture.bodies[-1]["messages"])
 
 
 async def test_a_key_stays_where_no_command_can_read_it(place: Place) -> None:

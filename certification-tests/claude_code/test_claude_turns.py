@@ -170,7 +170,8 @@ async def test_the_program_is_started_for_an_untrusted_workspace(tmp_path: Path)
     async with opened(tmp_path, {"log": str(log)}) as session:
         argv, env = received(log)[0]["argv"], received(log)[0]["env"]
         assert argv[argv.index("--setting-sources") + 1] == "user"
-        assert "--strict-mcp-config" in argv and '{"disableAllHooks":true}' in argv
+        assert "--strict-mcp-config" in argv
+        assert json.loads(argv[argv.index("--settings") + 1]) == {"crossSessionInbound": "refuse", "disableAllHooks": True}
         assert argv[argv.index("--permission-mode") + 1] == "default"
         assert f"--session-id={session.session_id}" in argv
         assert not any("skip-permissions" in item for item in argv)
@@ -184,7 +185,8 @@ async def test_a_trusted_workspace_brings_its_own_settings(tmp_path: Path) -> No
     async with opened(tmp_path, {"log": str(log)}, options={"trust_workspace": True}):
         argv = received(log)[0]["argv"]
         assert argv[argv.index("--setting-sources") + 1] == "user,project,local"
-        assert "--strict-mcp-config" not in argv and "--settings" not in argv
+        assert "--strict-mcp-config" not in argv
+        assert json.loads(argv[argv.index("--settings") + 1]) == {"crossSessionInbound": "refuse"}
         assert "appendSystemPrompt" not in requests(log, "initialize")[0]
 
 
@@ -219,7 +221,7 @@ async def test_settings_of_the_form_become_arguments(tmp_path: Path) -> None:
         ("--model", "opus"),
         ("--permission-mode", "plan"),
         ("--allowedTools", "Bash(git *),Read"),
-        ("--disallowedTools", "WebFetch"),
+        ("--disallowedTools", "ListAgents,SendMessage,WebFetch"),
         ("--max-turns", "7"),
         ("--max-budget-usd", "1.5"),
     ):
