@@ -35,7 +35,7 @@ _FIXED: Final = (
     *("--system-prompt-snapshot", "off"),
 )
 APART: Final = ("ListAgents", "SendMessage")
-"""Tools with which programs of one account find each other and write to each other, unasked: chats of different people would."""
+"""Tools with which programs of one account find and write to each other, unasked: chats of different people would."""
 _ENVIRONMENT: Final[Mapping[str, str]] = types.MappingProxyType(
     {
         "CLAUDE_CODE_SDK_READS_SESSION_STATE": "1",  # tells when it is idle
