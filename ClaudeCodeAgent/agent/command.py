@@ -40,6 +40,7 @@ _ENVIRONMENT: Final[Mapping[str, str]] = types.MappingProxyType(
     {
         "CLAUDE_CODE_SDK_READS_SESSION_STATE": "1",  # tells when it is idle
         "CLAUDE_CODE_DISABLE_AUTO_MEMORY": "1",  # one memory per directory would be shared by everybody who works there
+        "CLAUDE_CODE_DISABLE_CRON": "1",  # schedules lie in the workspace, where the program obeys anybody's
         "DISABLE_AUTOUPDATER": "1",
     }
 )

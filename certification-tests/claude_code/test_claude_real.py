@@ -271,6 +271,17 @@ async def test_conversations_do_not_reach_each_other(place: Place, monkeypatch: 
         assert "canary-crossing" not in json.dumps(place.fixture.bodies[-1]["messages"])
 
 
+async def test_nothing_is_left_for_later_conversations_to_do(place: Place) -> None:
+    """Vendor's rule: schedules are written into the workspace unasked, and any program there obeys them; ours: none."""
+    script = place.fixture.play(
+        model.call("CronCreate", cron="*/1 * * * *", prompt="canary-later", recurring=True, durable=True), model.say("done")
+    )
+    async with place.opened() as session:
+        (finished,) = of(await turn(session, script), ToolFinished)
+        assert finished.status == "failed" and "No such tool" in finished.output
+    assert not list(place.workspace.rglob("*.json"))
+
+
 async def test_a_key_stays_where_no_command_can_read_it(place: Place) -> None:
     """Vendor's rule: commands inherit the program's environment; ours: the key is not in it, nor on a command line or disk."""
     async with place.opened() as session:
