@@ -4,7 +4,9 @@
 patterns), ``max_turns``, ``max_budget_usd``, ``trust_workspace`` and ``show_cost``.
 
 A workspace is not trusted unless the form says so: its settings, hooks, plugins and tool servers are left alone
-(``--setting-sources user``, ``--strict-mcp-config``, hooks off). Keys that the program reads from a descriptor are handed to
+(``--setting-sources user``, ``--strict-mcp-config``, hooks off), and git, which the program runs without asking, does not start
+the monitor that a repository names. In any workspace, programs of one account are kept apart: they neither see each other nor
+take messages from each other. Keys that the program reads from a descriptor are handed to
 it on stdin before it starts, through a line of POSIX shell, so that they are in no environment and the commands it runs
 cannot read them.
 """
@@ -15,7 +17,7 @@ import json
 import re
 import types
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,10 +34,13 @@ _FIXED: Final = (
     *("--permission-prompt-tool", "stdio"),
     *("--system-prompt-snapshot", "off"),
 )
+APART: Final = ("ListAgents", "SendMessage")
+"""Tools with which programs of one account find and write to each other, unasked: chats of different people would."""
 _ENVIRONMENT: Final[Mapping[str, str]] = types.MappingProxyType(
     {
         "CLAUDE_CODE_SDK_READS_SESSION_STATE": "1",  # tells when it is idle
         "CLAUDE_CODE_DISABLE_AUTO_MEMORY": "1",  # one memory per directory would be shared by everybody who works there
+        "CLAUDE_CODE_DISABLE_CRON": "1",  # schedules lie in the workspace, where the program obeys anybody's
         "DISABLE_AUTOUPDATER": "1",
     }
 )
@@ -57,9 +62,12 @@ RESERVED: Final = frozenset(
         *("--system-prompt-snapshot", "--replay-user-messages", "--setting-sources", "--settings", "--strict-mcp-config"),
         *("--dangerously-skip-permissions", "--allow-dangerously-skip-permissions", "--permission-mode"),
         *("--mcp-config", "--sdk-url", "--ide", "-h", "--help", "-v", "--version", "--"),
+        *("--cloud", "--environment", "--desktop", "--remote-control", "--init-only"),
     }
 )
 """Arguments of the program that would break what the runner says to it, or that have a field of their own."""
+_WITH_VALUE: Final = frozenset("drnw")
+"""Short flags that may have a value attached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +88,23 @@ def check_arguments(arguments: Sequence[str]) -> None:
     """Raises :class:`pkg.errors.SettingsError` for ``args-json`` that would break the protocol or be taken for a prompt."""
     for index, argument in enumerate(arguments):
         name = argument.split("=", 1)[0]
-        if name in RESERVED or (index == 0 and not argument.startswith("-")):
+        if (
+            any(short in RESERVED for short in _short_flags(argument))
+            or name in RESERVED
+            or (index == 0 and not argument.startswith("-"))
+        ):
             raise SettingsError(
                 "coding.setting_invalid", field="args-json", problem="problem.argument_reserved", argument=name[:80] or '""'
             )
+
+
+def _short_flags(argument: str) -> Iterator[str]:
+    """The flags of one argument such as ``-cd`` or ``-rID``; behind one with a value stands that value."""
+    if argument.startswith("-") and not argument.startswith("--"):
+        for letter in argument[1:]:
+            yield f"-{letter}"
+            if letter in _WITH_VALUE:
+                return
 
 
 def valid_session_id(text: str) -> bool:
@@ -99,11 +120,13 @@ def start(spec: SessionSpec, session_id: str, *, resume: bool) -> Start:
     options = spec.options
     trusted = options.get("trust_workspace") is True
     argv = [*(spec.command or (PROGRAM,)), *_FIXED]
+    settings: dict[str, Json] = {"crossSessionInbound": "refuse"}  # what other programs of the account write to this one
     if trusted:
         argv += ["--setting-sources", "user,project,local"]
     else:
-        settings = json.dumps({"disableAllHooks": True}, separators=(",", ":"))
-        argv += ["--setting-sources", "user", "--strict-mcp-config", "--settings", settings]
+        settings["disableAllHooks"] = True
+        argv += ["--setting-sources", "user", "--strict-mcp-config"]
+    argv += ["--settings", json.dumps(settings, separators=(",", ":"))]
     argv += ["--permission-mode", as_str(options.get("permission_mode")) or "default"]
     if model := as_str(options.get("model")):
         argv += ["--model", model]
@@ -111,13 +134,27 @@ def start(spec: SessionSpec, session_id: str, *, resume: bool) -> Start:
         argv += ["--max-turns", str(turns)]
     if budget := as_float(options.get("max_budget_usd")):
         argv += ["--max-budget-usd", f"{budget:g}"]
-    for flag, name in (("--allowedTools", "allowed_tools"), ("--disallowedTools", "disallowed_tools")):
-        if tools := _names(options.get(name)):
-            argv += [flag, ",".join(tools)]
+    if tools := _names(options.get("allowed_tools")):
+        argv += ["--allowedTools", ",".join(tools)]
+    if tools := [*APART, *_names(options.get("disallowed_tools"))]:
+        argv += ["--disallowedTools", ",".join(tools)]
     argv.append(f"--resume={session_id}" if resume else f"--session-id={session_id}")
     env = {**_ENVIRONMENT, **spec.env}
+    if not trusted:
+        env |= _without_monitor(env.get("GIT_CONFIG_COUNT", "0"))
     credentials = any(env.get(name) for name in _CREDENTIALS) or any(_ELSEWHERE.match(name) for name in env)
     return _with_descriptors(tuple(argv), env, credentials)
+
+
+def _without_monitor(count: str) -> dict[str, str]:
+    """One setting more in git's environment, behind the ``count`` that are there."""
+    if not count.isdecimal():
+        return {}
+    return {
+        "GIT_CONFIG_COUNT": str(int(count) + 1),
+        f"GIT_CONFIG_KEY_{int(count)}": "core.fsmonitor",
+        f"GIT_CONFIG_VALUE_{int(count)}": "false",
+    }
 
 
 def _names(value: Json) -> list[str]:

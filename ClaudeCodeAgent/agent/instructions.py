@@ -10,6 +10,7 @@ import asyncio
 import shlex
 from typing import Final
 
+from agent.prompts import framed
 from pkg import limits
 from pkg.errors import CodingError
 from pkg.launch import Command, Launcher
@@ -34,7 +35,7 @@ async def workspace_instructions(launcher: Launcher, cwd: str) -> str:
     text = "\n\n".join(found.values())
     if len(text) > limits.CLAUDE_INSTRUCTIONS_CHARS:
         text = text[: limits.CLAUDE_INSTRUCTIONS_CHARS] + "\n(cut here)"
-    return f"<workspace-instructions>\n{_TITLE.format(names=', '.join(found))}\n\n{text}\n</workspace-instructions>"
+    return framed("workspace-instructions", f"{_TITLE.format(names=', '.join(found))}\n\n{text}")
 
 
 def _read_here(cwd: str) -> dict[str, str]:
@@ -55,7 +56,8 @@ async def _read_there(launcher: Launcher, cwd: str) -> dict[str, str]:
     size = limits.CLAUDE_INSTRUCTIONS_CHARS * 4
     names = " ".join(map(shlex.quote, NAMES))
     inner = f'printf "%s\\0" "$n"; head -c {size} "$n"; printf "\\0"'
-    script = f'for n in {names}; do if [ -f "$n" ] && [ ! -L "$n" ]; then {inner}; fi; done'
+    plain = '[ -f "$n" ] && [ ! -L "$n" ] && [ ! -L "${n%/*}" ]'
+    script = f"for n in {names}; do if {plain}; then {inner}; fi; done"
     try:
         async with asyncio.timeout(limits.CLAUDE_INSTRUCTIONS_SECONDS):
             process = await launcher.start(Command(("/bin/sh", "-c", script), cwd))

@@ -99,9 +99,9 @@ def _command(name: str, given: dict[str, Any], *, has_diffs: bool) -> tuple[str,
     if tools.kind_of(name) == "execute" and (command := as_str(given.get("command"))):
         text, cut = bounded(command, limits.ACP_COMMAND_CHARS)
         return text, not cut
-    if has_diffs or tools.kind_of(name) in ("read", "search"):
+    if has_diffs or tools.names_its_place(name, given):
         return "", True
-    if not given:
+    if not given and tools.kind_of(name) != "read":
         return "", True
     text, cut = compact(given, limits.ACP_COMMAND_CHARS)
     return f"{tools.shown_name(name)} {text}", not cut

@@ -35,7 +35,13 @@ class PromptBlocks:
 
 def marked(title: str, text: str) -> str:
     """A text that is no word of the user, in a frame that says so."""
-    return f"<host-context>\n{title}\n\n{text}\n</host-context>"
+    return framed("host-context", f"{title}\n\n{text}")
+
+
+def framed(tag: str, text: str) -> str:
+    """``text`` in a frame that nothing in it ends."""
+    inert = re.sub(rf"<(?=[\s/]*{tag})", "&lt;", text, flags=re.IGNORECASE)
+    return f"<{tag}>\n{inert}\n</{tag}>"
 
 
 def safe_name(name: str, fallback: str) -> str:

@@ -32,6 +32,7 @@ from agent.turns import Outcome, State, Turns
 from agent.wire import Message, shimmed
 from pkg import limits
 from pkg.agent_api import (
+    AgentError,
     AgentEvent,
     Answer,
     Json,
@@ -344,7 +345,8 @@ class ClaudeSession:
                     await self._transport.control("interrupt", cancel_queued=True)
                 await turn.ended.wait()
         except TimeoutError:
-            self._start_closing()
+            if not turn.ended.is_set():
+                self._start_closing()
         except AgentDied:
             return
 
@@ -454,8 +456,10 @@ class ClaudeSession:
         turn, result = self._turn, self._turns.result
         if turn is None:
             return
-        if turn.cancelling or not result:
+        if turn.cancelling or not (result or self._turns.begun):
             end = TurnEnded("cancelled")
+        elif not result:
+            end = TurnEnded("error", AgentError("coding.agent_error"))
         else:
             end = turn_end(result, self._translator.error_class, self._account, self._redact)
         self._tell_end(turn, end)
@@ -482,6 +486,8 @@ class ClaudeSession:
                 self._transport.post(wire.control_error(request_id, "This request is not supported."))
 
     def _permission(self, request_id: str, request: dict[str, Any]) -> None:
+        if request_id in self._asked:
+            return  # what people were shown is what they answer
         call = self._translator.call(as_str(request.get("tool_use_id")))
         asked = permissions.asked(request_id, request, call, self._spec.cwd)
         if self._turn is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Mapping
 from typing import Any, Final
@@ -26,6 +27,8 @@ _KINDS: Final[Mapping[str, ToolKind]] = types.MappingProxyType(
 )
 _PATH_KEYS: Final = ("file_path", "notebook_path", "path", "directory")
 _TITLE_KEYS: Final = ("description", "query", "url", "pattern", "skill", "subject", "prompt")
+_LEADS_OUT: Final = re.compile(r"(?:^|[{,(|])\s*[/~$]|(?:^|[/{,(|])\.\.(?:[/},)|]|$)|\\")
+"""Patterns of file names that may match outside of the directory they are looked for in."""
 _PLAN_STATES: Final = frozenset({"pending", "in_progress", "completed"})
 
 
@@ -60,6 +63,14 @@ def paths_of(given: dict[str, Any], blocked: str = "") -> tuple[str, ...]:
     """The files and directories a call names, and the one that made the program ask."""
     named = [as_str(given.get(key)) for key in _PATH_KEYS]
     return tuple(dict.fromkeys(path for path in (*named, blocked) if path))
+
+
+def names_its_place(name: str, given: dict[str, Any]) -> bool:
+    """Whether :func:`paths_of` says where a call reads or looks; without a path, a search does it in the working directory."""
+    if kind_of(name) == "read":
+        return bool(paths_of(given))
+    pattern = as_str(given.get("pattern" if name == "Glob" else "glob"))
+    return kind_of(name) == "search" and not _LEADS_OUT.search(pattern)
 
 
 def changes_of(name: str, given: dict[str, Any]) -> tuple[tuple[FileDiff, ...], bool]:

@@ -146,8 +146,11 @@ class Turns:
         except ValueError:
             return Outcome()
         turn = self._turn
-        if self.state is not State.IDLE or turn is None or turn.result is None:
+        if self.state is not State.IDLE or turn is None:
             return Outcome()
+        if turn.result is None:
+            # It was too long to be read, or never written; every message of the turn is done with all the same.
+            return Outcome(over=turn.begun and all(state in _TERMINAL for state in turn.states.values()))
         unread = {"queued", "sent"} if self._tells_lifecycles else {"queued"}
         return Outcome(over=not unread.intersection(turn.states.values()))
 

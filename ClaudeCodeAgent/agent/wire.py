@@ -23,6 +23,8 @@ Message = dict[str, Any]
 _BLANK: Final = b" \t\r\n\x00"
 _DECODER: Final = json.JSONDecoder(strict=False)
 _MESSAGE_START: Final = re.compile(r'\{\s*"[a-z_]+"\s*:')
+_DOLLAR: Final = "${__NO_SUCH_VARIABLE__:-$}"
+"""What the program makes a plain ``$`` of."""
 _PEEK_REQUEST: Final = re.compile(rb'"request_id"\s*:\s*"([^"\\]{1,200})"')
 _PEEK_CONTROL: Final = re.compile(rb'"type"\s*:\s*"control_request"')
 
@@ -105,15 +107,30 @@ def control_error(request_id: str, error: str) -> Message:
 
 
 def mcp_servers(servers: tuple[McpServer, ...]) -> dict[str, Json]:
-    """The servers as ``mcp_set_servers`` takes them; they travel on stdin alone, because headers hold credentials."""
+    """The servers as ``mcp_set_servers`` takes them; they travel on stdin alone, because headers hold credentials.
+
+    The program would fill in variables of its own environment; whoever named a server must not learn them, so every value
+    arrives as it was given.
+    """
     configs: dict[str, Json] = {}
     for server in servers:
         if server.transport == "stdio":
             command, *arguments = server.command or ("",)
-            configs[server.name] = {"type": "stdio", "command": command, "args": arguments, "env": dict(server.env)}
+            configs[server.name] = {
+                "type": "stdio",
+                "command": _literal(command),
+                "args": [_literal(argument) for argument in arguments],
+                "env": {name: _literal(value) for name, value in server.env.items()},
+            }
         else:
-            configs[server.name] = {"type": server.transport, "url": server.url, "headers": dict(server.headers)}
+            headers = {name: _literal(value) for name, value in server.headers.items()}
+            configs[server.name] = {"type": server.transport, "url": _literal(server.url), "headers": headers}
     return configs
+
+
+def _literal(text: str) -> str:
+    """``text`` for a place where the program fills in ``${NAME}`` and ``${NAME:-default}`` (in one pass, 2.1.332)."""
+    return text.replace("${", _DOLLAR + "{")
 
 
 def shimmed(server: McpServer, *, local: bool) -> McpServer:

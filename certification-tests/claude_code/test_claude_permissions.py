@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,54 @@ async def test_whatever_does_not_allow_denies(tmp_path: Path, answer: Answer) ->
     async with opened(tmp_path) as session:
         said = text(await turn(session, ask("Bash", {"command": "x"}), choose=lambda asked: answer))
         assert said == f"denied {answer.message or permissions.DENIED}"
+
+
+async def test_a_request_is_not_replaced_by_another_of_its_id(tmp_path: Path) -> None:
+    """Our rule: what a person allowed is what they were shown, also when the program asks twice under one id."""
+
+    def request(command: str) -> str:
+        body = {"subtype": "can_use_tool", "tool_name": "Bash", "input": {"command": command}, "tool_use_id": "t"}
+        return "line " + json.dumps({"type": "control_request", "request_id": "twice", "request": body})
+
+    log = tmp_path / "log"
+    go = tmp_path / "go"
+    async with opened(tmp_path, {"log": str(log)}) as session:
+        await prompted(session, request("ls"), request("rm -rf ."), f"hold {go}", "say fine")
+        events = await until(session, ApprovalRequested)
+        await poll(lambda: len(session._asked) == 1)
+        await session.set_model("x")  # the second request was read before the answer to this
+        assert await session.answer("twice", Answer("allow_once"))
+        assert not await session.answer("twice", Answer("allow_once"))
+        go.touch()
+        events += await until(session, TurnEnded)
+        assert len(of(events, ApprovalRequested)) == 1
+    (told,) = [line["response"]["response"] for line in received(log) if line.get("type") == "control_response"]
+    assert told["updatedInput"] == {"command": "ls"}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "allowed"),
+    [
+        ("Glob", {"pattern": "**/*.py"}, True),
+        ("Glob", {"pattern": "/etc/**"}, False),
+        ("Glob", {"pattern": "../../*"}, False),
+        ("Glob", {"pattern": "a/{b,../../..}/*"}, False),
+        ("Glob", {"pattern": "~/.ssh/*"}, False),
+        ("Grep", {"pattern": "x.*../y"}, True),
+        ("Grep", {"pattern": "x", "path": "/etc"}, False),
+        ("Grep", {"pattern": "x", "glob": "/etc/*"}, False),
+        ("Read", {"file_path": "/etc/passwd"}, False),
+        ("Read", {}, False),
+        ("ReadMcpResource", {"server": "s", "uri": "file:///etc/passwd"}, False),
+    ],
+)
+async def test_under_allow_edits_only_the_workspace_is_looked_at(
+    tmp_path: Path, name: str, given: dict[str, Any], allowed: bool
+) -> None:
+    """Our rule: a pattern or an address that leads out of the workspace is no edit, nor is a call that names no file."""
+    request = permissions.asked("r", {"tool_name": name, "input": given, "tool_use_id": "t"}, None, str(tmp_path)).event
+    assert isinstance(request, ApprovalRequested)
+    assert decide("allow-edits", request, inside_really(str(tmp_path))).allowed is allowed
 
 
 async def test_under_the_policy_ask_everything_is_denied_and_said(tmp_path: Path) -> None:
@@ -229,6 +278,29 @@ async def test_tool_servers_travel_on_stdin_alone(tmp_path: Path) -> None:
             "local": {"type": "stdio", "command": "tool", "args": ["--x"], "env": {"TOKEN": "canary-env-1"}},
         }
         assert "canary" not in json.dumps(received(log)[0])
+
+
+async def test_nothing_of_a_server_is_filled_in_from_the_environment(tmp_path: Path) -> None:
+    """Vendor's rule: ``${NAME}`` becomes a variable of the program's environment; ours: what was given is what is sent."""
+    log = tmp_path / "log"
+    evil = McpServer("e", "http", url="http://127.0.0.1:1/${TOKEN}", headers={"X": "${TOKEN} ${A:-b} $HOME {} $${TOKEN}"})
+    local = McpServer("l", "stdio", command=("tool", "${TOKEN}"), env={"A": "${TOKEN}"})
+    async with opened(tmp_path, {"log": str(log)}, mcp_servers=(evil, local)):
+        servers = requests(log, "mcp_set_servers")[0]["servers"]
+
+    def filled(value: str) -> str:
+        """What the vendor's program makes of a value (one pass, by 2.1.332)."""
+        environ = {"TOKEN": "canary-variable", "A": "canary-variable", "HOME": "canary-variable"}
+
+        def known(found: re.Match[str]) -> str:
+            name, _, default = found[1].partition(":-")
+            return environ.get(name, default or found[0])
+
+        return re.sub(r"\$\{([^}]+)\}", known, value)
+
+    assert filled(servers["e"]["headers"]["X"]) == evil.headers["X"]
+    assert filled(servers["e"]["url"]) == evil.url
+    assert [*map(filled, servers["l"]["args"]), filled(servers["l"]["env"]["A"])] == ["${TOKEN}", "${TOKEN}"]
 
 
 async def test_a_server_that_failed_is_said_once(tmp_path: Path) -> None:

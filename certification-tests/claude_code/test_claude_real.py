@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from aiohttp import web
 from claude_harness import codes, ended, of, poll, prompted, saying, text, until
 from claude_harness import turn as any_turn
 
+from agent import command
 from agent.driver import ClaudeCodeDriver
 from agent.session import ClaudeSession
 from pkg.agent_api import (
@@ -244,6 +247,39 @@ async def test_no_memory_is_shared_between_conversations(place: Place) -> None:
 
     assert "file-based memory" in await told(env={"CLAUDE_CODE_DISABLE_AUTO_MEMORY": ""})
     assert "file-based memory" not in await told()
+
+
+async def test_conversations_do_not_reach_each_other(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vendor's rule: live programs of one account list and write to each other unasked; ours: they neither send nor take."""
+
+    async def use(session: ClaudeSession, name: str, **given: str) -> str:
+        script = place.fixture.play(model.call(name, **given), model.say("used"))
+        return "".join(event.output for event in of(await turn(session, script), ToolFinished))
+
+    async with place.opened() as first:
+        await turn(first, "[[ say hello ]]")
+        async with place.opened() as second:
+            assert "No such tool" in await use(second, "ListAgents")
+            assert "No such tool" in await use(second, "SendMessage", to="x", message="canary-crossing", summary="x")
+        monkeypatch.setattr(command, "APART", ())
+        async with place.opened() as foreign:
+            listed = await use(foreign, "ListAgents")
+            names = re.findall(r"^\s+(\S+) \[", listed, re.MULTILINE)
+            for name in names:
+                await use(foreign, "SendMessage", to=name, message="canary-crossing", summary="x")
+        assert text(await turn(first, "[[ say next ]]")) == "next"
+        assert "canary-crossing" not in json.dumps(place.fixture.bodies[-1]["messages"])
+
+
+async def test_nothing_is_left_for_later_conversations_to_do(place: Place) -> None:
+    """Vendor's rule: schedules are written into the workspace unasked, and any program there obeys them; ours: none."""
+    script = place.fixture.play(
+        model.call("CronCreate", cron="*/1 * * * *", prompt="canary-later", recurring=True, durable=True), model.say("done")
+    )
+    async with place.opened() as session:
+        (finished,) = of(await turn(session, script), ToolFinished)
+        assert finished.status == "failed" and "No such tool" in finished.output
+    assert not list(place.workspace.rglob("*.json"))
 
 
 async def test_a_key_stays_where_no_command_can_read_it(place: Place) -> None:
@@ -704,6 +740,42 @@ async def test_tools_are_given_on_stdin_and_renewed(place: Place, options: dict[
                     assert b"canary-bearer" not in process.read_bytes()
         written = [path for path in place.home.rglob("*") if path.is_file()]
         assert not any(b"canary-bearer" in path.read_bytes() for path in written)
+
+
+async def test_a_tool_server_gets_nothing_of_the_environment(place: Place) -> None:
+    """Vendor's rule: ``${NAME}`` in a header is filled in; ours: a server that somebody else named learns no variable."""
+    seen: list[str] = []
+
+    async def serve(request: web.Request) -> web.Response:
+        seen.extend(request.headers.getall("X-Given", []))
+        return web.Response(status=404)
+
+    app = web.Application()
+    app.router.add_route("*", "/mcp", serve)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/mcp"
+        server = McpServer("other", "http", url=url, headers={"X-Given": "${MINE} ${MINE:-x} $MINE"})
+        async with place.opened(env={"MINE": "canary-variable"}, mcp_servers=(server,)) as session:
+            assert text(await turn(session, "[[ say hello ]]")) == "hello"
+    finally:
+        await runner.cleanup()
+    assert seen and set(seen) == {"${MINE} ${MINE:-x} $MINE"}
+
+
+async def test_git_runs_nothing_of_a_workspace(place: Place) -> None:
+    """Vendor's rule: ``git status`` runs unasked; ours: what the repository names as its monitor is not started with it."""
+    monitor = place.workspace / "monitor"
+    monitor.write_text(f"#!/bin/sh\ntouch {place.home}/ran\n")
+    monitor.chmod(0o755)
+    for words in (("init", "-q"), ("config", "core.fsmonitor", str(monitor))):
+        await asyncio.to_thread(subprocess.run, ("git", "-C", str(place.workspace), *words), check=True, timeout=20)
+    async with place.opened() as session:
+        events = await turn(session, "[[ run git status ]]", choose="reject_once")
+        assert "monitor" in of(events, ToolFinished)[0].output
+    assert not (place.home / "ran").exists()
 
 
 async def test_a_tool_server_that_does_not_answer_is_said(place: Place) -> None:

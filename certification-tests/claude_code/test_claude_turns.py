@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from pathlib import Path
@@ -170,7 +171,8 @@ async def test_the_program_is_started_for_an_untrusted_workspace(tmp_path: Path)
     async with opened(tmp_path, {"log": str(log)}) as session:
         argv, env = received(log)[0]["argv"], received(log)[0]["env"]
         assert argv[argv.index("--setting-sources") + 1] == "user"
-        assert "--strict-mcp-config" in argv and '{"disableAllHooks":true}' in argv
+        assert "--strict-mcp-config" in argv
+        assert json.loads(argv[argv.index("--settings") + 1]) == {"crossSessionInbound": "refuse", "disableAllHooks": True}
         assert argv[argv.index("--permission-mode") + 1] == "default"
         assert f"--session-id={session.session_id}" in argv
         assert not any("skip-permissions" in item for item in argv)
@@ -184,7 +186,8 @@ async def test_a_trusted_workspace_brings_its_own_settings(tmp_path: Path) -> No
     async with opened(tmp_path, {"log": str(log)}, options={"trust_workspace": True}):
         argv = received(log)[0]["argv"]
         assert argv[argv.index("--setting-sources") + 1] == "user,project,local"
-        assert "--strict-mcp-config" not in argv and "--settings" not in argv
+        assert "--strict-mcp-config" not in argv
+        assert json.loads(argv[argv.index("--settings") + 1]) == {"crossSessionInbound": "refuse"}
         assert "appendSystemPrompt" not in requests(log, "initialize")[0]
 
 
@@ -219,7 +222,7 @@ async def test_settings_of_the_form_become_arguments(tmp_path: Path) -> None:
         ("--model", "opus"),
         ("--permission-mode", "plan"),
         ("--allowedTools", "Bash(git *),Read"),
-        ("--disallowedTools", "WebFetch"),
+        ("--disallowedTools", "ListAgents,SendMessage,WebFetch"),
         ("--max-turns", "7"),
         ("--max-budget-usd", "1.5"),
     ):
@@ -437,6 +440,23 @@ async def test_a_program_that_ignores_the_stop_is_ended(tmp_path: Path, monkeypa
         events = await rest(session)
         assert ended(events) == TurnEnded("cancelled")
         assert not session.alive
+
+
+async def test_a_stop_that_is_never_answered_ends_no_later_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our rule: once the stopped turn has ended, the stop is over, whatever became of the answer to it."""
+    monkeypatch.setattr(limits, "CANCEL_GRACE", 0.5)
+    go = tmp_path / "go"
+    async with opened(tmp_path, {"interrupt": "mute"}) as session:
+        await prompted(session, f"holding {tmp_path / 'never'} words")
+        await saying(session, "words")
+        await session.interrupt()
+        assert ended(await until(session, TurnEnded)) == TurnEnded("cancelled")
+        await prompted(session, "say begun", f"hold {go}", "say done")
+        await saying(session, "begun")
+        await poll(lambda: not session._cancellers)
+        go.touch()
+        events = await until(session, TurnEnded)
+        assert ended(events) == TurnEnded("end_turn") and "done" in text(events)
 
 
 async def test_stopping_nothing_does_nothing(tmp_path: Path) -> None:

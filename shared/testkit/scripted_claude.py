@@ -32,7 +32,7 @@ DEFAULTS: dict[str, Any] = {
     "states": True,
     "banner": [],  # raw lines at start
     "stderr": "",
-    "interrupt": "",  # "ignore", "hang"
+    "interrupt": "",  # "ignore", "hang", "mute" (done, and not answered)
     "end_session": "",  # "ignore"
     "ignore_eof": False,
     "version": "2.1.332",
@@ -199,6 +199,8 @@ class Claude:
                     self.interrupted.set()
                 with self.answered:
                     self.answered.notify_all()
+                if self.config["interrupt"] == "mute":
+                    return None
                 self.reply(request_id, still_queued=[], cancelled=[message["uuid"] for message in dropped])
             case "set_model":
                 self.model = request.get("model") or "scripted-1"
