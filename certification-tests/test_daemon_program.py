@@ -478,7 +478,7 @@ class TestRefusals:
             {"daemon": DAEMON_ID, "name": "no-such-agent"},
         )
         assert "/" not in told.value.text("en_US")
-        assert re.search(rb"no-such-agent was looked for in \S*/", home.log.read_bytes())
+        assert re.search(rb"looked for no-such-agent in \S*/", home.log.read_bytes())
 
     @pytest.mark.asyncio
     async def test_an_approval_policy_that_the_package_does_not_know_stops_the_daemon(

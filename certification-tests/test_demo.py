@@ -595,7 +595,7 @@ def test_without_an_answer_the_exit_code_says_so(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "/nowhere/agent" in done.stdout and "was not found" in done.stdout
     _, _, log = done.stdout.partition("\nThe last warnings of the runtime's log:\n")
-    assert "was looked for in /nowhere" in log and "[INFO]" not in log
+    assert "looked for agent in /nowhere" in log and "[INFO]" not in log
     assert len(log.splitlines()) <= 3, "what is said readably needs little beside it"
     assert "Traceback" not in done.stdout
 

@@ -524,15 +524,13 @@ async def test_many_agents_share_a_machine_and_end_apart(server: Server) -> None
 
 
 @pytest.mark.asyncio
-async def test_a_command_that_cannot_start_leaves_nothing_running(
-    server: Server, client: Client, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_command_that_cannot_start_leaves_nothing_running(server: Server, client: Client) -> None:
     """Our rule: a start that failed is over on both sides, and says where it looked, in the log and not in the chat."""
     with pytest.raises(LaunchError) as caught:
         await SshLauncher(target(server, client)).start(Command(("no-such-agent",), "", {}, SHORT))
     assert caught.value.code == "coding.ssh_command_missing"
     assert "/usr/bin" not in str(caught.value) and "no-such-agent" in str(caught.value)
-    assert "/usr/bin" in caplog.text and "no-such-agent" in caplog.text
+    assert "/usr/bin" in caught.value.for_log and "no-such-agent" in caught.value.for_log
 
 
 # ------------------------------------------------------------------ a whole agent

@@ -184,6 +184,7 @@ def test_a_missing_command_says_where_it_was_looked_for_but_not_in_the_chat(tmp_
     assert missing.value.params == {"name": "tool"}
     assert missing.value.places == (f"{tmp_path}/a", f"{tmp_path}/b")
     assert str(tmp_path) not in str(missing.value)
+    assert missing.value.for_log == f"coding.agent_not_found (looked for tool in {tmp_path}/a, {tmp_path}/b)"
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "tool").write_text("")
     with pytest.raises(LaunchError) as caught:

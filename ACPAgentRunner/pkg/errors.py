@@ -49,6 +49,11 @@ class CodingError(Exception):
         text = texts.render(self.code, language, self.params)
         return f"{text}\n{self.detail}" if self.detail else text
 
+    @property
+    def for_log(self) -> str:
+        """What a log says of it: the code, and what people in the chat do not need."""
+        return self.code
+
 
 def referenced(text: str, language: str, correlation_id: str) -> str:
     """An error's text for people, with the reference number under which log and ledger have it."""
@@ -66,10 +71,15 @@ class LaunchError(CodingError):
 class CommandNotFound(LaunchError):
     """A command is nowhere it was looked for."""
 
-    def __init__(self, name: str, places: Iterable[str]) -> None:
+    def __init__(self, name: str, places: Iterable[str], *, code: str = "coding.agent_not_found", **named: str) -> None:
         """``places`` are directories of the machine: for logs and its owner, and no parameter, since those go to the chat."""
         self.places = tuple(places)
-        super().__init__("coding.agent_not_found", name=name)
+        super().__init__(code, params={**named, "name": name})
+
+    @property
+    def for_log(self) -> str:
+        """The code, and where it was looked for."""
+        return f"{self.code} (looked for {self.params['name']} in {', '.join(self.places)})"
 
 
 class AgentDied(CodingError):

@@ -191,7 +191,7 @@ class _Run:
         try:
             await steps
         except CodingError as exc:
-            log.warning("run %s (%s) ended: %s", self.ctx.run_id, self.correlation, exc.code)
+            log.warning("run %s (%s) ended: %s", self.ctx.run_id, self.correlation, exc.for_log)
             return exc
         except DaemonFenced as exc:
             log.error("run %s (%s): %s", self.ctx.run_id, self.correlation, exc)
@@ -508,7 +508,7 @@ class _Run:
 
     async def _failed(self, problem: CodingError) -> None:
         """A turn that failed: told before the next one begins, else by the run's end."""
-        log.warning("run %s (%s): a turn ended: %s", self.ctx.run_id, self.correlation, problem.code)
+        log.warning("run %s (%s): a turn ended: %s", self.ctx.run_id, self.correlation, problem.for_log)
         error = AgentError(problem.code, problem.detail, problem.params, problem.retryable)
         ended = TurnEnded("error", error)
         if self._session.held is not None and self._session.held.turn_open:

@@ -47,7 +47,7 @@ from pkg.agent_api import (
     UsageReported,
 )
 from pkg.agent_end import last_lines
-from pkg.errors import AgentDied, CodingError, LaunchError, SessionUnavailable, TurnInProgress
+from pkg.errors import AgentDied, CodingError, CommandNotFound, SessionUnavailable, TurnInProgress
 from pkg.event_buffer import EventBuffer
 from pkg.interactions import ALLOW_ALL
 from pkg.launch import AgentProcess, Launcher
@@ -182,7 +182,7 @@ class ClaudeSession:
             return SessionMissing()
         if self._begin.first and died.params.get("code") == _NOT_FOUND:
             name = (self._spec.command or (PROGRAM,))[0].rpartition("/")[2]
-            return LaunchError("coding.agent_not_found", name=name, places="PATH")
+            return CommandNotFound(name, ("PATH",))
         if self._refusal and not died.detail:
             detail = self._redact(self._refusal)[: limits.ACP_ERROR_CHARS]
             return AgentDied(died.code, detail=detail, retryable=died.retryable, params=died.params)

@@ -132,7 +132,7 @@ class Daemon(AgentRuntimeDaemonClient):
                     record.started(admitted.agent.name, admitted.spec.cwd)
                     await self._session(job_id, admitted)
         except CodingError as exc:
-            log.warning("job %s failed: %s", job_id, exc.code)
+            log.warning("job %s failed: %s", job_id, exc.for_log)
             if exc.detail:
                 exc.params = {**exc.params, "detail": exc.detail}
             raise

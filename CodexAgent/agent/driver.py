@@ -17,7 +17,7 @@ from agent.session import CodexSession
 from agent.tools import HostTools, ToolsUnavailable
 from pkg import runtime_support
 from pkg.agent_api import SessionSpec
-from pkg.errors import AgentDied, CodingError, LaunchError
+from pkg.errors import AgentDied, CodingError, CommandNotFound, LaunchError
 from pkg.launch import AgentProcess, Command, Launcher
 from pkg.redaction import Redactor
 
@@ -139,5 +139,5 @@ def _never_started(exc: AgentDied, spec: SessionSpec, launcher: Launcher) -> Cod
     """A shell's way of saying that there is no such program is said in our words."""
     name = Path(spec.command[0]).name
     if exc.code == "coding.agent_exited" and exc.params.get("code") == "127":
-        return LaunchError("coding.agent_not_found", name=name, places=launcher.label)
+        return CommandNotFound(name, (f"PATH of {launcher.label}",))
     return exc

@@ -6,19 +6,15 @@ The interface is defined in :mod:`pkg.process_api` and offered here again; :clas
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import socket
 from pathlib import Path
 
 from pkg import runtime_support
-from pkg.errors import CommandNotFound
 from pkg.process_api import AgentProcess, Command, Exit, Graces, Launcher
 from pkg.supervised_process import SupervisedProcess
 
 __all__ = ["AgentProcess", "Command", "Exit", "Graces", "Launcher", "LocalLauncher"]
-
-log = logging.getLogger(__name__)
 
 
 class LocalLauncher:
@@ -48,17 +44,13 @@ class LocalLauncher:
     async def start(self, command: Command) -> SupervisedProcess:
         """Start the command under a supervisor.
 
-        Raises :class:`pkg.errors.LaunchError`: ``coding.agent_not_found`` (the log names where it was looked
-        for), ``coding.agent_not_executable``, ``coding.workspace_missing``, ``coding.workspace_not_directory``,
+        Raises :class:`pkg.errors.LaunchError`: ``coding.agent_not_found`` (knows where it was looked for),
+        ``coding.agent_not_executable``, ``coding.workspace_missing``, ``coding.workspace_not_directory``,
         ``coding.workspace_not_readable``, ``coding.agent_start_failed``, ``coding.supervisor_failed``.
         """
         env = runtime_support.child_environment(command.env, recorded_path=self._recorded_path)
         directory = Path(command.cwd)
-        try:
-            executable = runtime_support.find_executable(command.argv[0] if command.argv else "", env["PATH"], cwd=directory)
-        except CommandNotFound as exc:
-            log.warning("the command %s was looked for in %s", exc.params["name"], ", ".join(exc.places))
-            raise
+        executable = runtime_support.find_executable(command.argv[0] if command.argv else "", env["PATH"], cwd=directory)
         return await SupervisedProcess.start(
             executable,
             (executable, *command.argv[1:]),

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 import re
 import shlex
 from collections import deque
@@ -20,13 +19,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from pkg import limits, ssh_wrapper
-from pkg.errors import AgentDied, LaunchError, ProcessCleanupUnconfirmed
+from pkg.errors import AgentDied, CommandNotFound, LaunchError, ProcessCleanupUnconfirmed
 from pkg.process_api import AgentProcess, Command, Exit, Graces
 from pkg.redaction import Redactor
 from pkg.ssh_wrapper import CONTROL, STDERR, STDIN, STDOUT
 from pkg.supervised_process import agent_died, stopped
-
-log = logging.getLogger(__name__)
 
 _FAILURES: Final = {
     "workspace_missing": "coding.ssh_workspace_missing",
@@ -49,12 +46,11 @@ def graces_of(graces: Graces) -> dict[str, float]:
 
 
 def failure(code: str, command: Command, machine: str, searched: Iterable[str] = ()) -> LaunchError:
-    """The error for a command the remote side could not start; the directories ``searched`` for it go to the log."""
+    """The error for a command the remote side could not start; ``searched`` are the directories it was looked for in."""
     name = command.argv[0].rsplit("/", 1)[-1] if command.argv else ""
-    places = ", ".join(list(searched)[: limits.SSH_PLACES_SHOWN])
-    if places:
-        log.warning("the command %s was looked for on %s in %s", name, machine, places)
     known = _FAILURES.get(code, "coding.ssh_start_failed")
+    if code == "command_missing":
+        return CommandNotFound(name, list(searched)[: limits.SSH_PLACES_SHOWN], code=known, machine=machine)
     return LaunchError(known, retryable=known == "coding.ssh_start_failed", machine=machine, name=name)
 
 
