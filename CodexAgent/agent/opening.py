@@ -6,6 +6,8 @@ Guarantees:
   failure the id stays the stored one's;
 - the sandbox and the approval policy are sent every time (Codex keeps the last ones otherwise), and approvals go to the client,
   never to a reviewer of Codex's own;
+- a workspace's own settings, rules, hooks and tool servers are obeyed only where the account's settings or the place's policy
+  trust it;
 - all that is a run's own (MCP servers with their bearers, instructions, the environment's exclusions) travels over the
   connection: nothing of it is on a command line, in the environment or in the account's files.
 """
@@ -128,6 +130,18 @@ def excluded_variables(own: Json, private: Json) -> list[str]:
     return list(dict.fromkeys(filter(None, names)))
 
 
+def project_trust(cwd: str, own: Mapping[str, Any], trusted: bool) -> dict[str, Any]:
+    """The ``projects`` of a thread's configuration: what Codex may obey of the workspace's own ``.codex``.
+
+    Codex (0.171) takes a directory that a client opens with a writable sandbox for trusted where nothing is said about it: it
+    writes so into the account's settings, starts the workspace's tool servers, and obeys its rules, which let commands out of
+    the sandbox unasked. So something is always said, unless the account's own settings do.
+    """
+    if not trusted and as_dict(as_dict(own.get("projects")).get(cwd)).get("trust_level"):
+        return {}
+    return {cwd: {"trust_level": "trusted" if trusted else "untrusted"}}
+
+
 def key_provider(env: Mapping[str, str], own: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a thread's configuration by which a key in the environment is used, empty where there is none.
 
@@ -224,6 +238,7 @@ class Opening:
         policy = as_dict(own.get("shell_environment_policy"))
         config: dict[str, Any] = {
             "shell_environment_policy": {"exclude": excluded_variables(policy.get("exclude"), options.get("private"))},
+            "projects": project_trust(spec.cwd, own, options.get("trust_workspace") is True),
             **provider,
         }
         if servers:

@@ -9,6 +9,7 @@ import os
 import stat
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from codex_harness import log_of, of, opened, received, spec, text, turn, until
@@ -73,6 +74,7 @@ class TestParameters:
         assert params["developerInstructions"] == "Be brief."
         assert params["config"] == {
             "shell_environment_policy": {"exclude": [*EXCLUDED, "MY_PASS", "MINE"]},
+            "projects": {str(tmp_path / "workspace"): {"trust_level": "untrusted"}},
             "model_reasoning_effort": "high",
             "sandbox_workspace_write": {"network_access": True, "writable_roots": ["/extra"]},
         }
@@ -82,7 +84,28 @@ class TestParameters:
         async with opened(tmp_path):
             (params,) = received(tmp_path, "thread/start")
         assert set(params) == {"cwd", "approvalPolicy", "approvalsReviewer", "sandbox", "config"}
-        assert set(params["config"]) == {"shell_environment_policy"}
+        assert set(params["config"]) == {"shell_environment_policy", "projects"}
+
+    @pytest.mark.parametrize(
+        ("own", "options", "expected"),
+        [
+            (None, {}, {"trust_level": "untrusted"}),
+            (None, {"trust_workspace": True}, {"trust_level": "trusted"}),
+            (None, {"trust_workspace": "yes"}, {"trust_level": "untrusted"}),
+            ("trusted", {}, None),
+            ("untrusted", {}, None),
+            ("untrusted", {"trust_workspace": True}, {"trust_level": "trusted"}),
+        ],
+    )
+    async def test_whom_the_workspace_s_own_settings_are_obeyed_for(
+        self, own: str | None, options: dict[str, Any], expected: dict[str, str] | None, tmp_path: Path
+    ) -> None:
+        """Something is always said, because Codex (0.171) takes silence for trust; the account's own word stands."""
+        workspace = str(tmp_path / "workspace")
+        projects = {} if own is None else {workspace: {"trust_level": own}}
+        async with opened(tmp_path, {"config": {"projects": projects}}, options=options):
+            (params,) = received(tmp_path, "thread/start")
+        assert params["config"]["projects"] == ({} if expected is None else {workspace: expected})
 
     async def test_the_command_line_holds_nothing_secret(self, tmp_path: Path) -> None:
         """Two switches and the subcommand; further arguments of the form stand before it."""
