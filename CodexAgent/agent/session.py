@@ -75,6 +75,12 @@ class _Steered:
         self.client_id = str(uuid.uuid4())
         self.items = items
         self.texts = [item["text"] for item in items if item.get("type") == "text"]
+        self.accepted = False
+        """Whether Codex has said that the turn takes it."""
+        self.brought = False
+        """Whether this session has brought it in a turn of its own, before Codex said anything."""
+        self.given_up = False
+        """Whether its turn has ended in a way that leaves it to whoever sent it, before Codex said anything."""
 
 
 class _Turn:
@@ -244,6 +250,8 @@ class CodexSession:
         try:
             await self._server.peer.call("turn/steer", params)
         except RpcError as exc:
+            if steered.brought:
+                return True
             self._forget_steered(turn, steered)
             if not is_stale_turn(exc):
                 self._events.put(Notice("agent.steer_refused", detail_of(exc.message, self._server.redact)))
@@ -255,7 +263,8 @@ class CodexSession:
             # Whoever asked will bring it again.
             self._forget_steered(turn, steered)
             raise
-        return True
+        steered.accepted = True
+        return not steered.given_up
 
     @staticmethod
     def _forget_steered(turn: _Turn, steered: _Steered) -> None:
@@ -386,12 +395,16 @@ class CodexSession:
     def _left_over(self, turn: _Turn) -> list[dict[str, Any]]:
         """What was steered into a turn that ended without having taken it."""
         steered, turn.steered = turn.steered, []
-        count = len(steered)
-        if not count or turn.cancelling:
+        if not steered or turn.cancelling:
             return []
         if turn.refusal is not None or turn.end is None or turn.end.status != "completed":
-            self._events.put(Notice("steering.not_worked_on", level="warning", params={"count": str(count)}))
+            if count := sum(each.accepted for each in steered):
+                self._events.put(Notice("steering.not_worked_on", level="warning", params={"count": str(count)}))
+            for each in steered:
+                each.given_up = not each.accepted
             return []
+        for each in steered:
+            each.brought = True
         return [item for each in steered for item in each.items]
 
     async def _clean_up(self, died: AgentDied | None) -> None:

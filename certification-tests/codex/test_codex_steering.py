@@ -61,6 +61,20 @@ class TestSteering:
         starts = received(tmp_path, "turn/start")
         assert [start["input"][0]["text"].splitlines()[0] for start in starts] == ["say first", "say landed"]
 
+    @pytest.mark.parametrize("end", ["", 'fail "other" broken'])
+    async def test_one_refused_behind_the_turn_s_end_lands_once(self, end: str, tmp_path: Path) -> None:
+        """The other half of that race: it is answered in a turn of its own, or it is the caller's again, and never both."""
+        async with opened(tmp_path) as session:
+            await session.prompt(Prompt(f"say first\nlate-steers {tmp_path / 'on'}\n{end}"))
+            await poll((tmp_path / "on").exists)
+            steering = asyncio.create_task(session.steer(Prompt("say landed")))
+            events = await rest_of_turn(session)
+            taken = await steering
+        landed = text(events).count("landed")
+        assert landed + (not taken) == 1
+        assert len(received(tmp_path, "turn/start")) == 1 + landed
+        assert "steering.not_worked_on" not in [event.code for event in of(events, Notice)]
+
     async def test_without_its_id_a_taken_message_is_known_by_its_text(self, tmp_path: Path) -> None:
         """So it is never brought twice."""
         async with opened(tmp_path, {"no_client_id": True}) as session:

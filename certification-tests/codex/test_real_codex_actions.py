@@ -222,7 +222,7 @@ class TestWorkspaceSettings:
     """A workspace is what somebody else may have written."""
 
     def settings(self, codex: Codex, where: Path) -> Path:
-        """A workspace's settings that start a command as a tool server and let one out of the sandbox; where both leave marks."""
+        """Settings that start a command as a tool server and let another out of the sandbox; where both leave marks."""
         marks = codex.place / "marks"
         marks.mkdir(exist_ok=True)
         own = where / ".codex"

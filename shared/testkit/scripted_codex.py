@@ -64,6 +64,9 @@ class Turn:
         self.error: Any = None
         self.last: list[Any] = []
         self.takes_steers = True
+        self.too_late = False
+        self.asked = threading.Event()
+        self.over = threading.Event()
 
     def names(self) -> dict[str, str]:
         """What every notification of the turn carries."""
@@ -143,6 +146,7 @@ class Turn:
         if self.status == "failed":
             notify("error", error=self.error, willRetry=False, **self.names())
         notify("turn/completed", threadId=self.thread.id, turn=self.described(self.status))
+        self.over.set()
 
     def described(self, status: str) -> dict[str, Any]:
         """The turn as Codex describes it."""
@@ -218,6 +222,11 @@ class Turn:
                 end = time.monotonic() + BOUND
                 while self.steered.empty() and time.monotonic() < end:
                     time.sleep(0.01)
+            case "late-steers":
+                # The turn ends while a message for it is on its way, which is refused behind the end.
+                self.too_late = True
+                Path(rest).touch()
+                self.asked.wait(BOUND)
             case "touch":
                 Path(rest).touch()
             case "file":
@@ -372,7 +381,12 @@ def steer(thread: Thread, params: dict[str, Any]) -> Any:
             raise Refused("no active turn to steer")
         if params["expectedTurnId"] != turn.id:
             raise Refused(f"expected active turn id `{params['expectedTurnId']}` but found `{turn.id}`")
-        turn.steered.put((params.get("clientUserMessageId"), params["input"]))
+        if not turn.too_late:
+            turn.steered.put((params.get("clientUserMessageId"), params["input"]))
+    if turn.too_late:
+        turn.asked.set()
+        turn.over.wait(BOUND)
+        raise Refused("no active turn to steer")
     return {"turnId": turn.id}
 
 
