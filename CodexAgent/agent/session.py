@@ -7,7 +7,8 @@ Guarantees, beyond those of :class:`pkg.agent_api.AgentSession`:
 - a steered message lands once: in the running turn, or, where that ended without having taken it, in the one that this session
   starts behind it, before the turn's end is told; a cancelled turn takes its steered messages with it;
 - after :meth:`CodexSession.interrupt` the turn ends as ``cancelled`` whatever Codex answers, its commands are ended first, and
-  where one of them may have left the sandbox, the whole process is; the same when Codex does not end the turn in time;
+  where one of them may have left the sandbox, or agents of the agent's own may run, the whole process is; the same when Codex
+  does not end the turn in time;
 - a model that cannot be reached is given up after ``limits.CODEX_RETRY_SECONDS`` without another sign of life;
 - reading the process's output pauses while the event buffer is full, except while cancelling or closing.
 """
@@ -44,7 +45,6 @@ from pkg.agent_api import (
     QuestionAsked,
     SessionCapabilities,
     SessionStarted,
-    ToolStarted,
     TurnEnded,
 )
 from pkg.errors import AgentDied, TurnInProgress
@@ -130,7 +130,8 @@ class CodexSession:
         self._bridged = attempt.bridged
         self._sandboxed = sandbox != opening.FULL_ACCESS
         self._escaped = False
-        """Whether a command may run, or have left something running, outside of the sandbox."""
+        """Whether something may run, or have left something running, that ending this thread's own commands does not end:
+        outside of the sandbox, or for a thread that Codex started for this one."""
         self._events = EventBuffer()
         self._translator = Translator()
         self._tracker = TurnTracker()
@@ -446,6 +447,7 @@ class CodexSession:
     def notified(self, method: str, params: Message, *, child: bool) -> None:
         """Take one notification; of threads that Codex started for this one only their questions count."""
         if child:
+            self._escaped = True
             if method == "serverRequest/resolved":
                 self._requests.resolved(params.get("requestId"))
             return
@@ -479,15 +481,23 @@ class CodexSession:
 
     def _of_turn(self, turn: _Turn, method: str, params: Message) -> None:
         item = as_dict(params.get("item"))
-        if method == "item/started" and item.get("type") == "userMessage":
-            self._taken(turn, item)
+        if method == "item/started":
+            self._begun(turn, item)
         if turn.cancelling and method != "thread/tokenUsage/updated":
             return
         for event in self._translator.notification(method, params):
-            if isinstance(event, ToolStarted) and event.kind not in ("edit", "other", "fetch", "think"):
-                self._escaped = self._escaped or not self._sandboxed
             self._events.put(event)
         self._watch_retries(turn)
+
+    def _begun(self, turn: _Turn, item: Message) -> None:
+        """An item of the turn has begun; also one whose beginning crossed the turn's cancellation counts."""
+        match as_str(item.get("type")):
+            case "userMessage":
+                self._taken(turn, item)
+            case "commandExecution":
+                self._escaped = self._escaped or not self._sandboxed
+            case "collabAgentToolCall":
+                self._escaped = True
 
     def _taken(self, turn: _Turn, item: Message) -> None:
         """A message is in the turn now; ours is known by its id, by its text where Codex leaves the id out."""
@@ -515,7 +525,7 @@ class CodexSession:
         if method == TOOL_CALL and self._tools is not None and open_turn:
             self._beside(self._call_tool(self._tools, request_id, params), "codex-tool")
             return
-        outcome = self._requests.asked(request_id, method, params, in_turn=open_turn)
+        outcome = self._requests.asked(request_id, method, params, in_turn=open_turn, child=child)
         for event in outcome.events:
             if isinstance(event, ApprovalRequested | QuestionAsked):
                 self._quiet_retry()

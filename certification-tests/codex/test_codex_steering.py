@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,32 @@ class TestStops:
             await session.interrupt()
             assert ended(await rest_of_turn(session)) == TurnEnded("cancelled")
             assert not living(pid)
+            assert not session.alive
+
+    async def test_a_command_whose_beginning_crossed_the_stop_is_ended_too(self, tmp_path: Path) -> None:
+        """Codex began it before it heard of the stop; without a sandbox its children can be anywhere as well."""
+        async with opened(tmp_path, options={"sandbox": "danger-full-access"}) as session:
+            await session.prompt(Prompt(f"say on it\ncrossing {tmp_path / 'pid'}"))
+            await until(session, TextDelta)
+            await session.interrupt()
+            assert ended(await rest_of_turn(session)) == TurnEnded("cancelled")
+            assert not living(int((tmp_path / "pid").read_text()))
+
+    async def test_agents_of_the_agent_s_own_are_ended_with_the_process(self, tmp_path: Path) -> None:
+        """They are threads of their own, which Codex (0.171) leaves running when their parent's turn is stopped."""
+        began = {"threadId": "child", "turn": {"id": "its-turn", "rootTurnId": "$TURN"}}
+        async with opened(tmp_path) as session:
+            await session.prompt(
+                Prompt(
+                    f"orphan {tmp_path / 'pid'}\n"
+                    f"send {json.dumps({'method': 'turn/started', 'params': began})}\n"
+                    "say delegated\nwait"
+                )
+            )
+            await until(session, TextDelta)
+            await session.interrupt()
+            assert ended(await rest_of_turn(session)) == TurnEnded("cancelled")
+            assert not living(int((tmp_path / "pid").read_text()))
             assert not session.alive
 
     async def test_codex_that_does_not_stop_is_ended(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

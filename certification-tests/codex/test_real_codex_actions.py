@@ -376,6 +376,25 @@ class TestStops:
             await poll(lambda: not [*with_word("98761")])
             assert text(await turn(session, "[[ say on ]]")) == "on"
 
+    async def test_agents_of_the_agent_s_own_are_gone_when_the_stop_is_told(self, codex: Codex) -> None:
+        """Codex (0.171) leaves them and their commands running; they ask through their parent until then."""
+        mark = codex.workspace / "mark"
+        for policy in ("ask", "allow-all"):
+            task = f"[[ run touch {mark}\\u003b sleep 98763 ]]".replace("[", "\\u005b").replace("]", "\\u005d")
+            spawn = f'call multi_agent_v1/spawn_agent {{"message": "{task}"}}'
+            async with codex.session(policy=policy) as session:
+                await session.prompt(Prompt(f"[[ {spawn} ;; hold {codex.place / 'never'} ]]"))
+                if policy == "ask":
+                    (asked,) = of(await until(session, ApprovalRequested), ApprovalRequested)
+                    assert "98763" in asked.command
+                    assert not mark.exists()
+                    assert await session.answer(asked.request_id, Answer("accept"))
+                await poll(lambda: mark.exists() and bool([*with_word("98763")]))
+                await session.interrupt()
+                assert ended(await rest_of_turn(session)) == TurnEnded("cancelled")
+                assert [*with_word("98763")] == []
+            mark.unlink()
+
     async def test_while_text_streams(self, codex: Codex) -> None:
         """The model's server sees its client go."""
         async with codex.session() as session:

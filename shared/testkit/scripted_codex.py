@@ -237,6 +237,11 @@ class Turn:
                 # A child in a session of its own, as commands of agents are.
                 child = subprocess.Popen(["sleep", "600"], start_new_session=True, stdin=subprocess.DEVNULL)
                 Path(rest).write_text(str(child.pid))
+            case "crossing":
+                # A command whose beginning crosses the interrupt on the wire.
+                self.interrupted.wait(BOUND)
+                self.step("orphan", rest)
+                self.step("opencmd", "sleep => ")
             case "die":
                 sys.stderr.write("the scripted server was told to die\n")
                 sys.stderr.flush()
