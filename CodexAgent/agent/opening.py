@@ -44,6 +44,9 @@ FULL_ACCESS: Final = "danger-full-access"
 EXCLUDED: Final = ("*KEY*", "*TOKEN*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*CREDENTIAL*", "LANGBOT_*")
 """Variables that no command of the agent sees, by name; Codex ignores their case."""
 
+SYSTEM_HOME: Final = "/etc/codex"
+"""Where a machine's administrator keeps settings and rules of Codex."""
+
 KEY_PROVIDER: Final = "langbot_key"
 KEY_VARIABLES: Final = ("OPENAI_API_KEY", "CODEX_API_KEY")
 OPENAI: Final = "https://api.openai.com/v1"
@@ -190,6 +193,9 @@ class Opening:
         """LangBot's tools, where they are to go over the connection itself."""
         self.bridged = False
         """Whether they do."""
+        self.rules = False
+        """Whether rules may let commands out of the sandbox unasked."""
+        self._home = ""
 
     async def handshake(self, seconds: float) -> None:
         """The server's own start. Raises :class:`pkg.errors.CodingError`."""
@@ -200,13 +206,16 @@ class Opening:
             detail = detail_of(exc.message, self.server.redact)
             raise AgentProtocolError("coding.agent_refused_handshake", detail=detail) from None
         agent = as_str(result.get("userAgent"))
+        self._home = as_str(result.get("codexHome"))
         self.opened.version = agent.partition("/")[2].partition(" ")[0][:100]
         await self.server.peer.notify("initialized")
 
     async def thread(self) -> None:
         """The thread, resumed or fresh. Raises :class:`pkg.errors.CodingError`."""
         spec = self.spec
-        answers = await asyncio.gather(self._asked("config/read", {"cwd": spec.cwd}), self._asked("account/read", {}))
+        answers = await asyncio.gather(
+            self._asked("config/read", {"cwd": spec.cwd}), self._asked("account/read", {}), self._find_rules()
+        )
         own, account = as_dict(as_dict(answers[0]).get("config")), as_dict(answers[1])
         provider: dict[str, Any] = {}
         # Where Codex (0.171) cannot load the account's settings it speaks of its own provider's account instead.
@@ -238,9 +247,13 @@ class Opening:
         policy = as_dict(own.get("shell_environment_policy"))
         config: dict[str, Any] = {
             "shell_environment_policy": {"exclude": excluded_variables(policy.get("exclude"), options.get("private"))},
-            "projects": project_trust(spec.cwd, own, options.get("trust_workspace") is True),
+            "projects": (projects := project_trust(spec.cwd, own, options.get("trust_workspace") is True)),
             **provider,
         }
+        # The rules of a workspace, or of a repository around it, that is obeyed are not looked for.
+        above = [each for root, each in as_dict(own.get("projects")).items() if spec.cwd.startswith(f"{root.rstrip('/')}/")]
+        obeyed = projects.get(spec.cwd) != {"trust_level": "untrusted"}
+        self.rules = self.rules or obeyed or any(as_dict(each).get("trust_level") == "trusted" for each in above)
         if servers:
             config["mcp_servers"] = servers
         if effort := as_str(options.get("effort")):
@@ -261,6 +274,13 @@ class Opening:
         if spec.system_prompt.strip():
             params["developerInstructions"] = spec.system_prompt
         return params
+
+    async def _find_rules(self) -> None:
+        """Rules are those of the account and of the machine; what cannot be read counts as none."""
+        homes = [home for home in (self._home, SYSTEM_HOME) if home.startswith("/")]
+        found = await asyncio.gather(*(self._asked("fs/readDirectory", {"path": f"{home}/rules"}) for home in homes))
+        entries = [as_dict(entry) for answer in found for entry in as_list(as_dict(answer).get("entries"))]
+        self.rules = any(as_str(entry.get("fileName")).endswith(".rules") for entry in entries)
 
     async def _has_tools(self, thread_id: str) -> bool:
         """Whether a stored thread has been given all of LangBot's tools: Codex keeps them in its history's first line."""

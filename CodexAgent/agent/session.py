@@ -128,7 +128,8 @@ class CodexSession:
         self._files = files
         self._tools = tools
         self._bridged = attempt.bridged
-        self._sandboxed = sandbox != opening.FULL_ACCESS
+        # A rule that allows a command lets it run outside of the sandbox (Codex 0.171), and nothing tells which did.
+        self._sandboxed = sandbox != opening.FULL_ACCESS and not attempt.rules
         self._escaped = False
         """Whether something may run, or have left something running, that ending this thread's own commands does not end:
         outside of the sandbox, or for a thread that Codex started for this one."""

@@ -156,6 +156,19 @@ class TestStops:
             assert not living(pid)
             assert not session.alive
 
+    @pytest.mark.parametrize("rules", [["default.rules"], ["README"]])
+    async def test_what_a_rule_may_have_let_out_of_the_sandbox_is_ended_with_the_process(
+        self, rules: list[str], tmp_path: Path
+    ) -> None:
+        """Codex (0.171) runs what the account's rules allow outside of the sandbox, and does not say so."""
+        async with opened(tmp_path, {"rules": rules}) as session:
+            await session.prompt(Prompt(f"orphan {tmp_path / 'pid'}\nopencmd sleep => x\nwait"))
+            await until(session, ToolStarted)
+            await session.interrupt()
+            assert ended(await rest_of_turn(session)) == TurnEnded("cancelled")
+            assert session.alive == (rules == ["README"])
+            assert living(int((tmp_path / "pid").read_text())) == session.alive
+
     async def test_a_command_whose_beginning_crossed_the_stop_is_ended_too(self, tmp_path: Path) -> None:
         """Codex began it before it heard of the stop; without a sandbox its children can be anywhere as well."""
         async with opened(tmp_path, options={"sandbox": "danger-full-access"}) as session:

@@ -347,6 +347,11 @@ def answer(method: str, params: dict[str, Any]) -> Any:
             return {}
         case "thread/backgroundTerminals/clean" | "thread/unsubscribe" | "fs/writeFile" | "fs/createDirectory" | "fs/remove":
             return {}
+        case "fs/getMetadata":
+            return {"isDirectory": True, "isFile": False, "isSymlink": False, "createdAtMs": 0, "modifiedAtMs": 0}
+        case "fs/readDirectory":
+            names = CONFIG.get("rules", []) if params["path"].endswith("/rules") else []
+            return {"entries": [{"fileName": name, "isDirectory": False, "isFile": True} for name in names]}
     raise Refused(f"unknown method {method}")
 
 
