@@ -158,8 +158,11 @@ def key_provider(env: Mapping[str, str], own: Mapping[str, Any]) -> dict[str, An
     return {"model_providers": {KEY_PROVIDER: provider}}
 
 
-def _writable(options: Mapping[str, Json]) -> dict[str, Any]:
+def _writable(options: Mapping[str, Json], home: str) -> dict[str, Any]:
     writable: dict[str, Any] = {}
+    if home.startswith("/tmp/"):
+        # Commands in the sandbox would write to the account's settings and to the programs of the sandbox itself.
+        writable["exclude_slash_tmp"] = True
     if "network" in options:
         writable["network_access"] = options["network"] is True
     if roots := [as_str(each) for each in as_list(options.get("writable_roots"))]:
@@ -258,7 +261,7 @@ class Opening:
             config["mcp_servers"] = servers
         if effort := as_str(options.get("effort")):
             config["model_reasoning_effort"] = effort
-        if sandbox == "workspace-write" and (writable := _writable(options)):
+        if sandbox == "workspace-write" and (writable := _writable(options, self._home)):
             config["sandbox_workspace_write"] = writable
         params: dict[str, Any] = {
             "cwd": spec.cwd,

@@ -79,6 +79,15 @@ class TestParameters:
             "sandbox_workspace_write": {"network_access": True, "writable_roots": ["/extra"]},
         }
 
+    @pytest.mark.parametrize(("home", "excluded"), [("/tmp/account", True), ("/home/tmp/account", None), ("", None)])
+    async def test_an_account_below_the_common_temporary_directory_is_not_writable(
+        self, home: str, excluded: bool | None, tmp_path: Path
+    ) -> None:
+        """Codex (0.171) lets commands in the sandbox write there, and so to its own settings and helpers."""
+        async with opened(tmp_path, {"home": home}):
+            (params,) = received(tmp_path, "thread/start")
+        assert params["config"].get("sandbox_workspace_write", {}).get("exclude_slash_tmp") is excluded
+
     async def test_what_the_form_leaves_open_is_the_account_s(self, tmp_path: Path) -> None:
         """No model, no effort, no instructions are sent."""
         async with opened(tmp_path):

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,26 @@ class TestSandbox:
         finally:
             await session.close()
         assert "coding.sandbox_unusable" not in [event.code for event in of(events, Notice)]
+        assert (codex.workspace / "made").exists()
+
+    @pytest.mark.parametrize("below", ["/tmp", "TMPDIR"])
+    async def test_in_such_an_account_no_command_changes_the_sandbox(self, below: str, codex: Codex) -> None:
+        """Neither the programs in the account's home that Codex (0.171) starts its sandbox with, nor its settings."""
+        environment = codex.environment()
+        with tempfile.TemporaryDirectory(dir="/tmp" if below == "/tmp" else codex.place, prefix="account-") as place:
+            home = Path(place)
+            environment |= {"CODEX_HOME": str(home), "TMPDIR": "/tmp" if below == "/tmp" else str(codex.place)}
+            (home / "config.toml").write_text((codex.place / "home" / ".codex" / "config.toml").read_text())
+            spec = dataclasses.replace(codex.spec(policy="never"), env=environment)
+            session = await codex.driver.open(spec, codex.launcher)
+            try:
+                replace = f"for f in $(find {home}/tmp -type l) {home}/config.toml; do rm $f; ln -s /bin/true $f; done"
+                await turn(session, f"[[ run {replace} ;; say x ]]")
+                assert text(await turn(session, "[[ run touch made ;; say x ]]")) == "x"
+                assert {path.resolve().name for path in home.rglob("codex-linux-sandbox")} == {"codex"}
+                assert not (home / "config.toml").is_symlink()
+            finally:
+                await session.close()
         assert (codex.workspace / "made").exists()
 
     @pytest.mark.skipif(shutil.which("setpriv") is None or os.getuid() != 0, reason="takes capabilities away with setpriv")

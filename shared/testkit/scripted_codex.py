@@ -5,7 +5,7 @@ message received), ``account`` (the answer to ``account/read``), ``config`` (``c
 ``command/exec``), ``known`` (threads that can be resumed), ``resume_error`` (text), ``start_error``, ``initialize_error``,
 ``deaf`` (methods never answered), ``early_end`` (a turn's end comes before the answer to its start), ``chatter`` (lines of
 noise first), ``base`` (tokens a resumed thread begins with), ``no_client_id``,
-``rollout`` (the file ``thread/read`` names).
+``rollout`` (the file ``thread/read`` names), ``home`` (the account's directory as told), ``rules`` (names of files there).
 
 Each line of a turn's text is a step; see :func:`Turn.step`. Steps run one after the other in a thread of their own.
 """
@@ -314,7 +314,7 @@ def answer(method: str, params: dict[str, Any]) -> Any:
         case "initialize":
             if text := CONFIG.get("initialize_error"):
                 raise Refused(text)
-            return {"userAgent": "client/0.171.0 (scripted)", "codexHome": os.environ.get("CODEX_HOME", "")}
+            return {"userAgent": "client/0.171.0 (scripted)", "codexHome": CONFIG.get("home", "/home/scripted/.codex")}
         case "account/read":
             return CONFIG.get("account", {"account": None, "requiresOpenaiAuth": False})
         case "config/read":
