@@ -103,8 +103,12 @@ def mcp_server_config(servers: Sequence[McpServer], *, bridge: str, local: bool)
     """
     config: dict[str, dict[str, Any]] = {}
     skipped: list[str] = []
-    for server in servers:
+    # Who has a usable name keeps it; of two that would share one, the second is told as refused.
+    for server in sorted(servers, key=lambda each: _UNUSABLE_NAME.search(each.name) is not None):
         name = _UNUSABLE_NAME.sub("_", server.name) or "server"
+        if name in config:
+            skipped.append(server.name)
+            continue
         if server.transport == "http" and bridge == "stdio":
             entry = _forwarded(server, local)
         elif server.transport == "http":

@@ -79,6 +79,18 @@ class TestParameters:
             "sandbox_workspace_write": {"network_access": True, "writable_roots": ["/extra"]},
         }
 
+    async def test_no_tool_server_takes_the_place_of_another(self, tmp_path: Path) -> None:
+        """Codex takes only some characters in names; whoever loses by it is told, and never LangBot's own."""
+        names = ("langbot agent", "langbot_agent", "a/b", "a b")
+        servers = tuple(McpServer(name, "http", url=f"http://127.0.0.1:1/{number}") for number, name in enumerate(names))
+        async with opened(tmp_path, mcp_servers=servers, options={"bridge": "http"}) as session:
+            events = await turn(session, "say x")
+            (params,) = received(tmp_path, "thread/start")
+        given = {name: entry["url"][-1] for name, entry in params["config"]["mcp_servers"].items()}
+        assert given == {"langbot_agent": "1", "a_b": "2"}
+        (refused,) = [event for event in of(events, Notice) if event.code == "coding.mcp_servers_refused"]
+        assert refused.params["names"] == "langbot agent, a b"
+
     @pytest.mark.parametrize(("home", "excluded"), [("/tmp/account", True), ("/home/tmp/account", None), ("", None)])
     async def test_an_account_below_the_common_temporary_directory_is_not_writable(
         self, home: str, excluded: bool | None, tmp_path: Path
