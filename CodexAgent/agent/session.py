@@ -411,7 +411,8 @@ class CodexSession:
 
     async def _clean_up(self, died: AgentDied | None) -> None:
         """After a cancelled turn: nothing of its commands goes on."""
-        if died is None and not self._escaped and not self._closing:
+        # Codex (0.171) may have begun a command that it has not told of yet.
+        if died is None and self._sandboxed and not self._escaped and not self._closing:
             # Where this fails the process's end is the stronger means, and comes next.
             with contextlib.suppress(RpcError, TimeoutError, AgentDied):
                 params = {"threadId": self.session_id}
@@ -495,8 +496,6 @@ class CodexSession:
         match as_str(item.get("type")):
             case "userMessage":
                 self._taken(turn, item)
-            case "commandExecution":
-                self._escaped = self._escaped or not self._sandboxed
             case "collabAgentToolCall":
                 self._escaped = True
 

@@ -19,7 +19,7 @@ from agent.driver import CodexDriver
 from agent.form import CodexSettings
 from agent.opening import EXCLUDED, approval_policy
 from agent.product import PRODUCT, options
-from pkg.agent_api import Notice, SessionStarted, TurnEnded
+from pkg.agent_api import McpServer, Notice, SessionStarted, TurnEnded
 from pkg.errors import AgentDied, AgentProtocolError, CodingError, LaunchError, SessionUnavailable
 from pkg.launch import LocalLauncher
 from pkg.product import SpecInputs
