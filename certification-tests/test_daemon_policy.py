@@ -286,6 +286,11 @@ class TestJobs:
         assert refused.value.code == "coding.policy_worktree_outside"
         assert "git repository" in str(refused.value) and '"workspaces"' in str(refused.value)
 
+    def test_what_only_takes_from_an_agent_needs_no_permission(self, policy: Policy) -> None:
+        """A job may keep its own secrets from the agent's commands, whatever options its owner allows."""
+        strict = dataclasses.replace(policy, job_options=frozenset())
+        assert strict.admit(job(options={"private": ["DB_PASS"]})).spec.options == {"private": ["DB_PASS"]}
+
     def test_servers_by_address_can_be_forbidden(self, policy: Policy) -> None:
         """They are allowed by default, and by one key not at all."""
         payload = job(mcp_servers=(McpServer("m", "http", url="http://x"),))

@@ -65,6 +65,8 @@ APPROVALS: Final = ("ask", "allow-edits", "deny")
 """Approval policies a job may ask for unless the file says otherwise: those under which a person or nobody decides."""
 OPTIONS: Final = ("model",)
 """Options of the agent a job may set unless the file says otherwise; a mode could switch the asking off."""
+RESTRICTIONS: Final = frozenset({"private"})
+"""Options a job may always set, because they only take from an agent: variables it brings that no command may see."""
 
 _TOP_KEYS: Final = frozenset(
     {"daemon_id", "workspaces", "environment", "job_environment", "job_options", "approvals", "mcp_servers", "worktrees"}
@@ -180,7 +182,7 @@ class Policy:
             if variable not in self.job_environment:
                 raise Refused("coding.policy_environment", name=variable[:80])
         for option in spec.options:
-            if option not in self.job_options:
+            if option not in self.job_options | RESTRICTIONS:
                 raise Refused("coding.policy_option", name=option[:80])
         if spec.policy not in self.approvals:
             raise Refused("coding.policy_approvals", asked=spec.policy[:80], allowed=", ".join(self.approvals))

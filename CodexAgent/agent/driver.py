@@ -30,7 +30,8 @@ class CodexDriver:
     ``SessionSpec.command`` is the program and further arguments before its subcommand. ``options`` may hold ``sandbox`` (one of
     :data:`agent.opening.SANDBOXES`), ``model``, ``effort``, ``network`` (whether the sandbox lets commands into the network),
     ``writable_roots`` (further directories the sandbox lets commands write to), ``private`` (names of variables no command may
-    see) and ``bridge`` (how LangBot's tools reach Codex: ``auto``, ``http``, ``stdio``).
+    see), ``trust_workspace`` (whether the workspace's own ``.codex`` is obeyed) and ``bridge`` (how LangBot's tools reach
+    Codex: ``auto``, ``http``, ``stdio``).
     """
 
     def __init__(self) -> None:

@@ -18,6 +18,7 @@ from pkg import limits, runtime_support
 from pkg.errors import SessionUnavailable
 
 LOCKS = ".langbot-locks"
+TEMPORARY = "langbot-tmp"
 
 
 def codex_home(env: Mapping[str, str]) -> Path:
@@ -43,13 +44,15 @@ def prepared(env: Mapping[str, str]) -> Path:
 def environment(env: Mapping[str, str], home: Path) -> dict[str, str]:
     """``env`` with a temporary directory of the account's own where its home lies below the one that all share.
 
-    Codex (0.171) puts no helper programs below the temporary directory, and then its sandbox does not find them.
+    Codex (0.171) puts no helper programs below the temporary directory, and then its sandbox does not find them. They lie in
+    ``tmp`` of the home, which therefore must not be the temporary directory: commands in the sandbox write there, and would
+    put programs of their own in the place of the sandbox.
     """
     shared = Path(os.path.realpath(env.get("TMPDIR") or tempfile.gettempdir()))
     real = Path(os.path.realpath(home))
     if not real.is_relative_to(shared):
         return dict(env)
-    own = home / "tmp"
+    own = home / TEMPORARY
     with contextlib.suppress(OSError):
         own.mkdir(mode=0o700, exist_ok=True)
     return {**env, "TMPDIR": str(own)}

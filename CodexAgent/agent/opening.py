@@ -6,6 +6,8 @@ Guarantees:
   failure the id stays the stored one's;
 - the sandbox and the approval policy are sent every time (Codex keeps the last ones otherwise), and approvals go to the client,
   never to a reviewer of Codex's own;
+- a workspace's own settings, rules, hooks and tool servers are obeyed only where the account's settings or the place's policy
+  trust it;
 - all that is a run's own (MCP servers with their bearers, instructions, the environment's exclusions) travels over the
   connection: nothing of it is on a command line, in the environment or in the account's files.
 """
@@ -41,6 +43,9 @@ FULL_ACCESS: Final = "danger-full-access"
 
 EXCLUDED: Final = ("*KEY*", "*TOKEN*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*CREDENTIAL*", "LANGBOT_*")
 """Variables that no command of the agent sees, by name; Codex ignores their case."""
+
+SYSTEM_HOME: Final = "/etc/codex"
+"""Where a machine's administrator keeps settings and rules of Codex."""
 
 KEY_PROVIDER: Final = "langbot_key"
 KEY_VARIABLES: Final = ("OPENAI_API_KEY", "CODEX_API_KEY")
@@ -98,8 +103,12 @@ def mcp_server_config(servers: Sequence[McpServer], *, bridge: str, local: bool)
     """
     config: dict[str, dict[str, Any]] = {}
     skipped: list[str] = []
-    for server in servers:
+    # Who has a usable name keeps it; of two that would share one, the second is told as refused.
+    for server in sorted(servers, key=lambda each: _UNUSABLE_NAME.search(each.name) is not None):
         name = _UNUSABLE_NAME.sub("_", server.name) or "server"
+        if name in config:
+            skipped.append(server.name)
+            continue
         if server.transport == "http" and bridge == "stdio":
             entry = _forwarded(server, local)
         elif server.transport == "http":
@@ -128,6 +137,18 @@ def excluded_variables(own: Json, private: Json) -> list[str]:
     return list(dict.fromkeys(filter(None, names)))
 
 
+def project_trust(cwd: str, own: Mapping[str, Any], trusted: bool) -> dict[str, Any]:
+    """The ``projects`` of a thread's configuration: what Codex may obey of the workspace's own ``.codex``.
+
+    Codex (0.171) takes a directory that a client opens with a writable sandbox for trusted where nothing is said about it: it
+    writes so into the account's settings, starts the workspace's tool servers, and obeys its rules, which let commands out of
+    the sandbox unasked. So something is always said, unless the account's own settings do.
+    """
+    if not trusted and as_dict(as_dict(own.get("projects")).get(cwd)).get("trust_level"):
+        return {}
+    return {cwd: {"trust_level": "trusted" if trusted else "untrusted"}}
+
+
 def key_provider(env: Mapping[str, str], own: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a thread's configuration by which a key in the environment is used, empty where there is none.
 
@@ -141,8 +162,11 @@ def key_provider(env: Mapping[str, str], own: Mapping[str, Any]) -> dict[str, An
     return {"model_providers": {KEY_PROVIDER: provider}}
 
 
-def _writable(options: Mapping[str, Json]) -> dict[str, Any]:
+def _writable(options: Mapping[str, Json], home: str) -> dict[str, Any]:
     writable: dict[str, Any] = {}
+    if home.startswith("/tmp/"):
+        # Commands in the sandbox would write to the account's settings and to the programs of the sandbox itself.
+        writable["exclude_slash_tmp"] = True
     if "network" in options:
         writable["network_access"] = options["network"] is True
     if roots := [as_str(each) for each in as_list(options.get("writable_roots"))]:
@@ -176,6 +200,9 @@ class Opening:
         """LangBot's tools, where they are to go over the connection itself."""
         self.bridged = False
         """Whether they do."""
+        self.rules = False
+        """Whether rules may let commands out of the sandbox unasked."""
+        self._home = ""
 
     async def handshake(self, seconds: float) -> None:
         """The server's own start. Raises :class:`pkg.errors.CodingError`."""
@@ -186,13 +213,16 @@ class Opening:
             detail = detail_of(exc.message, self.server.redact)
             raise AgentProtocolError("coding.agent_refused_handshake", detail=detail) from None
         agent = as_str(result.get("userAgent"))
+        self._home = as_str(result.get("codexHome"))
         self.opened.version = agent.partition("/")[2].partition(" ")[0][:100]
         await self.server.peer.notify("initialized")
 
     async def thread(self) -> None:
         """The thread, resumed or fresh. Raises :class:`pkg.errors.CodingError`."""
         spec = self.spec
-        answers = await asyncio.gather(self._asked("config/read", {"cwd": spec.cwd}), self._asked("account/read", {}))
+        answers = await asyncio.gather(
+            self._asked("config/read", {"cwd": spec.cwd}), self._asked("account/read", {}), self._find_rules()
+        )
         own, account = as_dict(as_dict(answers[0]).get("config")), as_dict(answers[1])
         provider: dict[str, Any] = {}
         # Where Codex (0.171) cannot load the account's settings it speaks of its own provider's account instead.
@@ -224,13 +254,18 @@ class Opening:
         policy = as_dict(own.get("shell_environment_policy"))
         config: dict[str, Any] = {
             "shell_environment_policy": {"exclude": excluded_variables(policy.get("exclude"), options.get("private"))},
+            "projects": (projects := project_trust(spec.cwd, own, options.get("trust_workspace") is True)),
             **provider,
         }
+        # The rules of a workspace, or of a repository around it, that is obeyed are not looked for.
+        above = [each for root, each in as_dict(own.get("projects")).items() if spec.cwd.startswith(f"{root.rstrip('/')}/")]
+        obeyed = projects.get(spec.cwd) != {"trust_level": "untrusted"}
+        self.rules = self.rules or obeyed or any(as_dict(each).get("trust_level") == "trusted" for each in above)
         if servers:
             config["mcp_servers"] = servers
         if effort := as_str(options.get("effort")):
             config["model_reasoning_effort"] = effort
-        if sandbox == "workspace-write" and (writable := _writable(options)):
+        if sandbox == "workspace-write" and (writable := _writable(options, self._home)):
             config["sandbox_workspace_write"] = writable
         params: dict[str, Any] = {
             "cwd": spec.cwd,
@@ -246,6 +281,13 @@ class Opening:
         if spec.system_prompt.strip():
             params["developerInstructions"] = spec.system_prompt
         return params
+
+    async def _find_rules(self) -> None:
+        """Rules are those of the account and of the machine; what cannot be read counts as none."""
+        homes = [home for home in (self._home, SYSTEM_HOME) if home.startswith("/")]
+        found = await asyncio.gather(*(self._asked("fs/readDirectory", {"path": f"{home}/rules"}) for home in homes))
+        entries = [as_dict(entry) for answer in found for entry in as_list(as_dict(answer).get("entries"))]
+        self.rules = any(as_str(entry.get("fileName")).endswith(".rules") for entry in entries)
 
     async def _has_tools(self, thread_id: str) -> bool:
         """Whether a stored thread has been given all of LangBot's tools: Codex keeps them in its history's first line."""

@@ -109,8 +109,14 @@ class ServerRequests:
         self._open: dict[str, _Open] = {}
         self._count = 0
 
-    def asked(self, request_id: RequestId, method: str, params: Mapping[str, Any], *, in_turn: bool) -> Outcome:
-        """The app-server asks; ``in_turn`` says whether a turn that takes questions is open."""
+    def asked(
+        self, request_id: RequestId, method: str, params: Mapping[str, Any], *, in_turn: bool, child: bool = False
+    ) -> Outcome:
+        """The app-server asks; ``in_turn`` says whether a turn that takes questions is open.
+
+        What a thread that Codex started for this one (``child``) has announced is not known here, so its file changes are
+        incomplete, also where an item of this thread has the same id.
+        """
         known = method in (_COMMAND, _FILES, _ELICITATION, _INPUT)
         if not known:
             return Outcome(reply=refuse(request_id, method))
@@ -126,7 +132,7 @@ class ServerRequests:
             case "item/commandExecution/requestApproval":
                 return self._approval(name, request_id, method, _command(name, params))
             case "item/fileChange/requestApproval":
-                changes = self._changes(as_str(params.get("itemId")))
+                changes = None if child else self._changes(as_str(params.get("itemId")))
                 return self._approval(name, request_id, method, _file_change(name, params, changes))
             case "mcpServer/elicitation/request":
                 return self._elicitation(name, request_id, params)

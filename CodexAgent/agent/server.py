@@ -2,8 +2,9 @@
 
 Guarantees:
 
-- routing is by ``threadId`` alone; what names a thread that Codex started for one of ours (``parentThreadId``) reaches that
-  one, so that its questions are not lost; a request about any other thread is refused;
+- routing is by ``threadId`` alone; what names a thread that Codex started for one of ours (``parentThreadId``, or a turn's
+  ``rootTurnId``: 0.171 announces an agent's agents by their turns only) reaches that one, so that its questions are not lost;
+  a request about any other thread is refused;
 - what comes of a thread before its id is known to us waits for it, within a bound;
 - what names no thread (warnings about the configuration) reaches every thread;
 - the process ends when its last thread has let go of it, and is proven gone then.
@@ -66,6 +67,8 @@ class AppServer:
         )
         self._threads: dict[str, Thread] = {}
         self._children: OrderedDict[str, str] = OrderedDict()
+        self._turns: OrderedDict[str, str] = OrderedDict()
+        """Which of our threads a turn is of."""
         self._early: OrderedDict[str, deque[tuple[str, Message]]] = OrderedDict()
         self._users = 0
         self.told: deque[tuple[str, Message]] = deque(maxlen=limits.CODEX_EARLY)
@@ -102,6 +105,8 @@ class AppServer:
         self._threads.pop(thread_id, None)
         for child in [child for child, parent in self._children.items() if parent == thread_id]:
             del self._children[child]
+        for turn in [turn for turn, owner in self._turns.items() if owner == thread_id]:
+            del self._turns[turn]
 
     async def release(self) -> None:
         """A session has let go; the last one ends the process.
@@ -127,6 +132,8 @@ class AppServer:
             started = as_dict(params.get("thread"))
             thread_id = as_str(started.get("id"))
             self._adopt(thread_id, as_str(started.get("parentThreadId")))
+        if method == "turn/started":
+            self._begun(thread_id, as_dict(params.get("turn")))
         if not thread_id:
             if not self._threads:
                 self.told.append((method, params))
@@ -153,6 +160,15 @@ class AppServer:
             self.peer.respond(request_id, reply.result)
         else:
             self.peer.refuse(request_id, METHOD_NOT_FOUND, reply.error[1])
+
+    def _begun(self, thread_id: str, turn: Message) -> None:
+        turn_id, root = as_str(turn.get("id")), as_str(turn.get("rootTurnId"))
+        if thread_id in self._threads:
+            self._turns[turn_id] = thread_id
+            while len(self._turns) > limits.CODEX_CHILD_THREADS:
+                self._turns.popitem(last=False)
+        elif thread_id and thread_id not in self._children:
+            self._adopt(thread_id, self._turns.get(root, ""))
 
     def _adopt(self, child: str, parent: str) -> None:
         owner = self._children.get(parent, parent)

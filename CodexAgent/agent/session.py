@@ -7,7 +7,8 @@ Guarantees, beyond those of :class:`pkg.agent_api.AgentSession`:
 - a steered message lands once: in the running turn, or, where that ended without having taken it, in the one that this session
   starts behind it, before the turn's end is told; a cancelled turn takes its steered messages with it;
 - after :meth:`CodexSession.interrupt` the turn ends as ``cancelled`` whatever Codex answers, its commands are ended first, and
-  where one of them may have left the sandbox, the whole process is; the same when Codex does not end the turn in time;
+  where one of them may have left the sandbox, or agents of the agent's own may run, the whole process is; the same when Codex
+  does not end the turn in time;
 - a model that cannot be reached is given up after ``limits.CODEX_RETRY_SECONDS`` without another sign of life;
 - reading the process's output pauses while the event buffer is full, except while cancelling or closing.
 """
@@ -44,7 +45,6 @@ from pkg.agent_api import (
     QuestionAsked,
     SessionCapabilities,
     SessionStarted,
-    ToolStarted,
     TurnEnded,
 )
 from pkg.errors import AgentDied, TurnInProgress
@@ -75,6 +75,12 @@ class _Steered:
         self.client_id = str(uuid.uuid4())
         self.items = items
         self.texts = [item["text"] for item in items if item.get("type") == "text"]
+        self.accepted = False
+        """Whether Codex has said that the turn takes it."""
+        self.brought = False
+        """Whether this session has brought it in a turn of its own, before Codex said anything."""
+        self.given_up = False
+        """Whether its turn has ended in a way that leaves it to whoever sent it, before Codex said anything."""
 
 
 class _Turn:
@@ -122,9 +128,11 @@ class CodexSession:
         self._files = files
         self._tools = tools
         self._bridged = attempt.bridged
-        self._sandboxed = sandbox != opening.FULL_ACCESS
+        # A rule that allows a command lets it run outside of the sandbox (Codex 0.171), and nothing tells which did.
+        self._sandboxed = sandbox != opening.FULL_ACCESS and not attempt.rules
         self._escaped = False
-        """Whether a command may run, or have left something running, outside of the sandbox."""
+        """Whether something may run, or have left something running, that ending this thread's own commands does not end:
+        outside of the sandbox, or for a thread that Codex started for this one."""
         self._events = EventBuffer()
         self._translator = Translator()
         self._tracker = TurnTracker()
@@ -244,6 +252,8 @@ class CodexSession:
         try:
             await self._server.peer.call("turn/steer", params)
         except RpcError as exc:
+            if steered.brought:
+                return True
             self._forget_steered(turn, steered)
             if not is_stale_turn(exc):
                 self._events.put(Notice("agent.steer_refused", detail_of(exc.message, self._server.redact)))
@@ -255,7 +265,8 @@ class CodexSession:
             # Whoever asked will bring it again.
             self._forget_steered(turn, steered)
             raise
-        return True
+        steered.accepted = True
+        return not steered.given_up
 
     @staticmethod
     def _forget_steered(turn: _Turn, steered: _Steered) -> None:
@@ -386,17 +397,22 @@ class CodexSession:
     def _left_over(self, turn: _Turn) -> list[dict[str, Any]]:
         """What was steered into a turn that ended without having taken it."""
         steered, turn.steered = turn.steered, []
-        count = len(steered)
-        if not count or turn.cancelling:
+        if not steered or turn.cancelling:
             return []
         if turn.refusal is not None or turn.end is None or turn.end.status != "completed":
-            self._events.put(Notice("steering.not_worked_on", level="warning", params={"count": str(count)}))
+            if count := sum(each.accepted for each in steered):
+                self._events.put(Notice("steering.not_worked_on", level="warning", params={"count": str(count)}))
+            for each in steered:
+                each.given_up = not each.accepted
             return []
+        for each in steered:
+            each.brought = True
         return [item for each in steered for item in each.items]
 
     async def _clean_up(self, died: AgentDied | None) -> None:
         """After a cancelled turn: nothing of its commands goes on."""
-        if died is None and not self._escaped and not self._closing:
+        # Codex (0.171) may have begun a command that it has not told of yet.
+        if died is None and self._sandboxed and not self._escaped and not self._closing:
             # Where this fails the process's end is the stronger means, and comes next.
             with contextlib.suppress(RpcError, TimeoutError, AgentDied):
                 params = {"threadId": self.session_id}
@@ -433,6 +449,7 @@ class CodexSession:
     def notified(self, method: str, params: Message, *, child: bool) -> None:
         """Take one notification; of threads that Codex started for this one only their questions count."""
         if child:
+            self._escaped = True
             if method == "serverRequest/resolved":
                 self._requests.resolved(params.get("requestId"))
             return
@@ -466,15 +483,21 @@ class CodexSession:
 
     def _of_turn(self, turn: _Turn, method: str, params: Message) -> None:
         item = as_dict(params.get("item"))
-        if method == "item/started" and item.get("type") == "userMessage":
-            self._taken(turn, item)
+        if method == "item/started":
+            self._begun(turn, item)
         if turn.cancelling and method != "thread/tokenUsage/updated":
             return
         for event in self._translator.notification(method, params):
-            if isinstance(event, ToolStarted) and event.kind not in ("edit", "other", "fetch", "think"):
-                self._escaped = self._escaped or not self._sandboxed
             self._events.put(event)
         self._watch_retries(turn)
+
+    def _begun(self, turn: _Turn, item: Message) -> None:
+        """An item of the turn has begun; also one whose beginning crossed the turn's cancellation counts."""
+        match as_str(item.get("type")):
+            case "userMessage":
+                self._taken(turn, item)
+            case "collabAgentToolCall":
+                self._escaped = True
 
     def _taken(self, turn: _Turn, item: Message) -> None:
         """A message is in the turn now; ours is known by its id, by its text where Codex leaves the id out."""
@@ -502,7 +525,7 @@ class CodexSession:
         if method == TOOL_CALL and self._tools is not None and open_turn:
             self._beside(self._call_tool(self._tools, request_id, params), "codex-tool")
             return
-        outcome = self._requests.asked(request_id, method, params, in_turn=open_turn)
+        outcome = self._requests.asked(request_id, method, params, in_turn=open_turn, child=child)
         for event in outcome.events:
             if isinstance(event, ApprovalRequested | QuestionAsked):
                 self._quiet_retry()

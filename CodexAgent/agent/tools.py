@@ -126,13 +126,21 @@ class HostTools:
         try:
             async with self._http.post(self._server.url, json=message, headers=headers, allow_redirects=False) as response:
                 self._session = response.headers.get("Mcp-Session-Id", self._session)
-                body = await response.content.read(limits.AGENT_LINE_BYTES)
                 if response.status >= 400:
                     raise ToolsUnavailable(f"The tool server refused the call ({response.status}).")
-                return _messages(body, response.content_type)
+                return _messages(await _body(response), response.content_type)
         except (TimeoutError, aiohttp.ClientError, OSError):
             # Never the exception's own text: it may name the address.
             raise ToolsUnavailable("The tool server cannot be reached.") from None
+
+
+async def _body(response: aiohttp.ClientResponse) -> bytes:
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > limits.AGENT_LINE_BYTES:
+            raise ToolsUnavailable("The tool server's answer is too large.")
+    return bytes(body)
 
 
 def _answer(success: bool, items: list[dict[str, str]]) -> dict[str, Any]:
@@ -143,7 +151,7 @@ def _messages(body: bytes, kind: str) -> list[dict[str, Any]]:
     text = body.decode("utf-8", "replace")
     pieces = [text]
     if kind == "text/event-stream":
-        pieces = [line[5:] for line in text.splitlines() if line.startswith("data:")]
+        pieces = [line[5:] for line in text.split("\n") if line.startswith("data:")]
     found: list[dict[str, Any]] = []
     for piece in pieces:
         try:

@@ -9,6 +9,7 @@ import os
 import stat
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from codex_harness import log_of, of, opened, received, spec, text, turn, until
@@ -18,7 +19,7 @@ from agent.driver import CodexDriver
 from agent.form import CodexSettings
 from agent.opening import EXCLUDED, approval_policy
 from agent.product import PRODUCT, options
-from pkg.agent_api import Notice, SessionStarted, TurnEnded
+from pkg.agent_api import McpServer, Notice, SessionStarted, TurnEnded
 from pkg.errors import AgentDied, AgentProtocolError, CodingError, LaunchError, SessionUnavailable
 from pkg.launch import LocalLauncher
 from pkg.product import SpecInputs
@@ -73,16 +74,59 @@ class TestParameters:
         assert params["developerInstructions"] == "Be brief."
         assert params["config"] == {
             "shell_environment_policy": {"exclude": [*EXCLUDED, "MY_PASS", "MINE"]},
+            "projects": {str(tmp_path / "workspace"): {"trust_level": "untrusted"}},
             "model_reasoning_effort": "high",
             "sandbox_workspace_write": {"network_access": True, "writable_roots": ["/extra"]},
         }
+
+    async def test_no_tool_server_takes_the_place_of_another(self, tmp_path: Path) -> None:
+        """Codex takes only some characters in names; whoever loses by it is told, and never LangBot's own."""
+        names = ("langbot agent", "langbot_agent", "a/b", "a b")
+        servers = tuple(McpServer(name, "http", url=f"http://127.0.0.1:1/{number}") for number, name in enumerate(names))
+        async with opened(tmp_path, mcp_servers=servers, options={"bridge": "http"}) as session:
+            events = await turn(session, "say x")
+            (params,) = received(tmp_path, "thread/start")
+        given = {name: entry["url"][-1] for name, entry in params["config"]["mcp_servers"].items()}
+        assert given == {"langbot_agent": "1", "a_b": "2"}
+        (refused,) = [event for event in of(events, Notice) if event.code == "coding.mcp_servers_refused"]
+        assert refused.params["names"] == "langbot agent, a b"
+
+    @pytest.mark.parametrize(("home", "excluded"), [("/tmp/account", True), ("/home/tmp/account", None), ("", None)])
+    async def test_an_account_below_the_common_temporary_directory_is_not_writable(
+        self, home: str, excluded: bool | None, tmp_path: Path
+    ) -> None:
+        """Codex (0.171) lets commands in the sandbox write there, and so to its own settings and helpers."""
+        async with opened(tmp_path, {"home": home}):
+            (params,) = received(tmp_path, "thread/start")
+        assert params["config"].get("sandbox_workspace_write", {}).get("exclude_slash_tmp") is excluded
 
     async def test_what_the_form_leaves_open_is_the_account_s(self, tmp_path: Path) -> None:
         """No model, no effort, no instructions are sent."""
         async with opened(tmp_path):
             (params,) = received(tmp_path, "thread/start")
         assert set(params) == {"cwd", "approvalPolicy", "approvalsReviewer", "sandbox", "config"}
-        assert set(params["config"]) == {"shell_environment_policy"}
+        assert set(params["config"]) == {"shell_environment_policy", "projects"}
+
+    @pytest.mark.parametrize(
+        ("own", "options", "expected"),
+        [
+            (None, {}, {"trust_level": "untrusted"}),
+            (None, {"trust_workspace": True}, {"trust_level": "trusted"}),
+            (None, {"trust_workspace": "yes"}, {"trust_level": "untrusted"}),
+            ("trusted", {}, None),
+            ("untrusted", {}, None),
+            ("untrusted", {"trust_workspace": True}, {"trust_level": "trusted"}),
+        ],
+    )
+    async def test_whom_the_workspace_s_own_settings_are_obeyed_for(
+        self, own: str | None, options: dict[str, Any], expected: dict[str, str] | None, tmp_path: Path
+    ) -> None:
+        """Something is always said, because Codex (0.171) takes silence for trust; the account's own word stands."""
+        workspace = str(tmp_path / "workspace")
+        projects = {} if own is None else {workspace: {"trust_level": own}}
+        async with opened(tmp_path, {"config": {"projects": projects}}, options=options):
+            (params,) = received(tmp_path, "thread/start")
+        assert params["config"]["projects"] == ({} if expected is None else {workspace: expected})
 
     async def test_the_command_line_holds_nothing_secret(self, tmp_path: Path) -> None:
         """Two switches and the subcommand; further arguments of the form stand before it."""

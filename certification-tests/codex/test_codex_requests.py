@@ -129,9 +129,15 @@ class TestApprovals:
             (asked,) = of(events, ApprovalRequested)
             assert not await session.answer(asked.request_id, Answer("accept"))
 
-    async def test_a_thread_that_codex_started_asks_through_its_parent(self, tmp_path: Path) -> None:
-        """Codex's own helpers ask for what they do; the person is the same."""
-        born = {"method": "thread/started", "params": {"thread": {"id": "child", "parentThreadId": "$THREAD"}}}
+    @pytest.mark.parametrize(
+        "born",
+        [
+            {"method": "thread/started", "params": {"thread": {"id": "child", "parentThreadId": "$THREAD"}}},
+            {"method": "turn/started", "params": {"threadId": "child", "turn": {"id": "its-turn", "rootTurnId": "$TURN"}}},
+        ],
+    )
+    async def test_a_thread_that_codex_started_asks_through_its_parent(self, born: dict[str, Any], tmp_path: Path) -> None:
+        """Codex's own helpers ask for what they do; the person is the same. Codex (0.171) tells of them by their turns."""
         request = {**COMMAND, "threadId": "child", "turnId": "child-turn"}
         async with opened(tmp_path) as session:
             events = await turn(
@@ -141,6 +147,24 @@ class TestApprovals:
                 choose="accept",
             )
         assert answered(events) == {"decision": "accept"}
+
+    async def test_a_file_change_of_such_a_thread_is_not_taken_for_one_of_its_parent(self, tmp_path: Path) -> None:
+        """Models name their items, so two threads' may have one name: the parent's harmless diff vouches for nothing."""
+        born = {"method": "thread/started", "params": {"thread": {"id": "child", "parentThreadId": "$THREAD"}}}
+        change = {"path": "harmless.txt", "kind": {"type": "add"}, "diff": "hello"}
+        item = {"type": "fileChange", "id": "call_1", "status": "inProgress", "changes": [change]}
+        request = {"threadId": "child", "turnId": "child-turn", "itemId": "call_1", "reason": None, "grantRoot": None}
+        async with opened(tmp_path, policy="allow-edits") as session:
+            events = await turn(
+                session,
+                f"send {json.dumps(born)}",
+                f"notify item/started {json.dumps({'item': item})}",
+                f"request item/fileChange/requestApproval {json.dumps(request)}",
+                choose="decline",
+            )
+        (asked,) = of(events, ApprovalRequested)
+        assert not asked.complete
+        assert asked.diffs == ()
 
     async def test_a_stranger_s_request_is_refused(self, tmp_path: Path) -> None:
         """A thread nobody here knows is not answered for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,20 @@ class TestSteering:
         assert ended(events) == TurnEnded("end_turn")
         starts = received(tmp_path, "turn/start")
         assert [start["input"][0]["text"].splitlines()[0] for start in starts] == ["say first", "say landed"]
+
+    @pytest.mark.parametrize("end", ["", 'fail "other" broken'])
+    async def test_one_refused_behind_the_turn_s_end_lands_once(self, end: str, tmp_path: Path) -> None:
+        """The other half of that race: it is answered in a turn of its own, or it is the caller's again, and never both."""
+        async with opened(tmp_path) as session:
+            await session.prompt(Prompt(f"say first\nlate-steers {tmp_path / 'on'}\n{end}"))
+            await poll((tmp_path / "on").exists)
+            steering = asyncio.create_task(session.steer(Prompt("say landed")))
+            events = await rest_of_turn(session)
+            taken = await steering
+        landed = text(events).count("landed")
+        assert landed + (not taken) == 1
+        assert len(received(tmp_path, "turn/start")) == 1 + landed
+        assert "steering.not_worked_on" not in [event.code for event in of(events, Notice)]
 
     async def test_without_its_id_a_taken_message_is_known_by_its_text(self, tmp_path: Path) -> None:
         """So it is never brought twice."""
@@ -142,6 +157,45 @@ class TestStops:
             await session.interrupt()
             assert ended(await rest_of_turn(session)) == TurnEnded("cancelled")
             assert not living(pid)
+            assert not session.alive
+
+    @pytest.mark.parametrize("rules", [["default.rules"], ["README"]])
+    async def test_what_a_rule_may_have_let_out_of_the_sandbox_is_ended_with_the_process(
+        self, rules: list[str], tmp_path: Path
+    ) -> None:
+        """Codex (0.171) runs what the account's rules allow outside of the sandbox, and does not say so."""
+        async with opened(tmp_path, {"rules": rules}) as session:
+            await session.prompt(Prompt(f"orphan {tmp_path / 'pid'}\nopencmd sleep => x\nwait"))
+            await until(session, ToolStarted)
+            await session.interrupt()
+            assert ended(await rest_of_turn(session)) == TurnEnded("cancelled")
+            assert session.alive == (rules == ["README"])
+            assert living(int((tmp_path / "pid").read_text())) == session.alive
+
+    async def test_a_command_whose_beginning_crossed_the_stop_is_ended_too(self, tmp_path: Path) -> None:
+        """Codex began it before it heard of the stop; without a sandbox its children can be anywhere as well."""
+        async with opened(tmp_path, options={"sandbox": "danger-full-access"}) as session:
+            await session.prompt(Prompt(f"say on it\ncrossing {tmp_path / 'pid'}"))
+            await until(session, TextDelta)
+            await session.interrupt()
+            assert ended(await rest_of_turn(session)) == TurnEnded("cancelled")
+            assert not living(int((tmp_path / "pid").read_text()))
+
+    async def test_agents_of_the_agent_s_own_are_ended_with_the_process(self, tmp_path: Path) -> None:
+        """They are threads of their own, which Codex (0.171) leaves running when their parent's turn is stopped."""
+        began = {"threadId": "child", "turn": {"id": "its-turn", "rootTurnId": "$TURN"}}
+        async with opened(tmp_path) as session:
+            await session.prompt(
+                Prompt(
+                    f"orphan {tmp_path / 'pid'}\n"
+                    f"send {json.dumps({'method': 'turn/started', 'params': began})}\n"
+                    "say delegated\nwait"
+                )
+            )
+            await until(session, TextDelta)
+            await session.interrupt()
+            assert ended(await rest_of_turn(session)) == TurnEnded("cancelled")
+            assert not living(int((tmp_path / "pid").read_text()))
             assert not session.alive
 
     async def test_codex_that_does_not_stop_is_ended(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

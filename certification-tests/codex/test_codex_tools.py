@@ -42,6 +42,8 @@ class Tools:
                 self.calls.append(message["params"])
                 if message["params"]["arguments"].get("q") == "fail":
                     result = {"isError": True, "content": [{"type": "text", "text": "it failed"}]}
+                elif message["params"]["arguments"].get("q") == "much":
+                    result = {"content": [{"type": "image", "data": "A" * 3_000_000, "mimeType": "image/png"}]}
                 elif message["params"]["arguments"].get("q") == "picture":
                     result = {"content": [{"type": "image", "data": "iVBORw==", "mimeType": "image/png"}]}
                 else:
@@ -105,6 +107,18 @@ async def test_what_a_tool_says_arrives(given: str, success: bool, item: dict[st
     """Errors as errors of the tool, pictures as pictures."""
     async with serving(Tools("one")) as server, opened(tmp_path, mcp_servers=(server,)) as session:
         assert replied(await turn(session, call(q=given))) == {"success": success, "contentItems": [item]}
+
+
+async def test_an_answer_of_many_pieces_arrives_whole() -> None:
+    """A picture of some megabytes is more than one read of the connection gives."""
+    async with serving(Tools("one")) as server:
+        tools = HostTools(server)
+        try:
+            answer = await tools.call("langbot_echo", {"q": "much"})
+        finally:
+            await tools.close()
+    assert answer["success"] is True
+    assert answer["contentItems"] == [{"type": "inputImage", "imageUrl": "data:image/png;base64," + "A" * 3_000_000}]
 
 
 async def test_the_next_run_s_endpoint_takes_over(tmp_path: Path) -> None:

@@ -134,6 +134,30 @@ class TestText:
         methods = [message.get("method") for message in codex.launcher.sent]
         assert methods.count("fs/writeFile") == 2
 
+    @pytest.mark.parametrize("linked", ["folder", "attachments", "ignore", "dangling ignore"])
+    async def test_no_link_in_the_workspace_leads_a_file_out_of_it(self, linked: str, codex: Codex) -> None:
+        """The app-server writes outside of its sandbox and follows links, which a workspace may hold from the beginning."""
+        codex.launcher.local = False
+        outside = codex.place / "outside"
+        outside.mkdir()
+        (outside / "precious").write_text("as it was")
+        folder = codex.workspace / ".langbot"
+        if linked == "folder":
+            folder.symlink_to(outside)
+        else:
+            folder.mkdir()
+            name = "attachments" if linked == "attachments" else ".gitignore"
+            target = {"attachments": outside, "ignore": outside / "precious"}.get(linked, outside / "new")
+            (folder / name).symlink_to(target)
+        document = Attachment("file", "name.txt", "text/plain", b"the word is heron")
+        async with codex.session() as session:
+            await session.prompt(Prompt("hello", (document,)))
+            events = await rest_of_turn(session)
+            assert [path.name for path in outside.rglob("*")] == ["precious"]
+            assert (outside / "precious").read_text() == "as it was"
+        refused = "coding.attachment_unsupported" in [event.code for event in of(events, Notice)]
+        assert refused == (linked in ("folder", "attachments"))
+
 
 class TestSessions:
     """Threads that outlive their process."""

@@ -5,7 +5,7 @@ message received), ``account`` (the answer to ``account/read``), ``config`` (``c
 ``command/exec``), ``known`` (threads that can be resumed), ``resume_error`` (text), ``start_error``, ``initialize_error``,
 ``deaf`` (methods never answered), ``early_end`` (a turn's end comes before the answer to its start), ``chatter`` (lines of
 noise first), ``base`` (tokens a resumed thread begins with), ``no_client_id``,
-``rollout`` (the file ``thread/read`` names).
+``rollout`` (the file ``thread/read`` names), ``home`` (the account's directory as told), ``rules`` (names of files there).
 
 Each line of a turn's text is a step; see :func:`Turn.step`. Steps run one after the other in a thread of their own.
 """
@@ -64,6 +64,9 @@ class Turn:
         self.error: Any = None
         self.last: list[Any] = []
         self.takes_steers = True
+        self.too_late = False
+        self.asked = threading.Event()
+        self.over = threading.Event()
 
     def names(self) -> dict[str, str]:
         """What every notification of the turn carries."""
@@ -143,6 +146,7 @@ class Turn:
         if self.status == "failed":
             notify("error", error=self.error, willRetry=False, **self.names())
         notify("turn/completed", threadId=self.thread.id, turn=self.described(self.status))
+        self.over.set()
 
     def described(self, status: str) -> dict[str, Any]:
         """The turn as Codex describes it."""
@@ -218,6 +222,11 @@ class Turn:
                 end = time.monotonic() + BOUND
                 while self.steered.empty() and time.monotonic() < end:
                     time.sleep(0.01)
+            case "late-steers":
+                # The turn ends while a message for it is on its way, which is refused behind the end.
+                self.too_late = True
+                Path(rest).touch()
+                self.asked.wait(BOUND)
             case "touch":
                 Path(rest).touch()
             case "file":
@@ -228,6 +237,11 @@ class Turn:
                 # A child in a session of its own, as commands of agents are.
                 child = subprocess.Popen(["sleep", "600"], start_new_session=True, stdin=subprocess.DEVNULL)
                 Path(rest).write_text(str(child.pid))
+            case "crossing":
+                # A command whose beginning crosses the interrupt on the wire.
+                self.interrupted.wait(BOUND)
+                self.step("orphan", rest)
+                self.step("opencmd", "sleep => ")
             case "die":
                 sys.stderr.write("the scripted server was told to die\n")
                 sys.stderr.flush()
@@ -300,7 +314,7 @@ def answer(method: str, params: dict[str, Any]) -> Any:
         case "initialize":
             if text := CONFIG.get("initialize_error"):
                 raise Refused(text)
-            return {"userAgent": "client/0.171.0 (scripted)", "codexHome": os.environ.get("CODEX_HOME", "")}
+            return {"userAgent": "client/0.171.0 (scripted)", "codexHome": CONFIG.get("home", "/home/scripted/.codex")}
         case "account/read":
             return CONFIG.get("account", {"account": None, "requiresOpenaiAuth": False})
         case "config/read":
@@ -333,6 +347,11 @@ def answer(method: str, params: dict[str, Any]) -> Any:
             return {}
         case "thread/backgroundTerminals/clean" | "thread/unsubscribe" | "fs/writeFile" | "fs/createDirectory" | "fs/remove":
             return {}
+        case "fs/getMetadata":
+            return {"isDirectory": True, "isFile": False, "isSymlink": False, "createdAtMs": 0, "modifiedAtMs": 0}
+        case "fs/readDirectory":
+            names = CONFIG.get("rules", []) if params["path"].endswith("/rules") else []
+            return {"entries": [{"fileName": name, "isDirectory": False, "isFile": True} for name in names]}
     raise Refused(f"unknown method {method}")
 
 
@@ -372,7 +391,12 @@ def steer(thread: Thread, params: dict[str, Any]) -> Any:
             raise Refused("no active turn to steer")
         if params["expectedTurnId"] != turn.id:
             raise Refused(f"expected active turn id `{params['expectedTurnId']}` but found `{turn.id}`")
-        turn.steered.put((params.get("clientUserMessageId"), params["input"]))
+        if not turn.too_late:
+            turn.steered.put((params.get("clientUserMessageId"), params["input"]))
+    if turn.too_late:
+        turn.asked.set()
+        turn.over.wait(BOUND)
+        raise Refused("no active turn to steer")
     return {"turnId": turn.id}
 
 
