@@ -785,7 +785,9 @@ def test_at_a_terminal_ask_asks(place: str, tmp_path: Path) -> None:
 def test_a_killed_demo_leaves_no_process(place: tuple[str, ...], tmp_path: Path) -> None:
     """SIGKILL in the middle of a command, also while cut: the worker sees its pipe close, supervisors end the rest."""
     # What it could not tidy up either goes with the directory of this test.
-    terminal = Terminal("--workspace", str(tmp_path), "--policy", "allow-all", *place, TMPDIR=str(tmp_path))
+    work = tmp_path / "work"
+    work.mkdir()
+    terminal = Terminal("--workspace", str(work), "--policy", "allow-all", *place, TMPDIR=str(tmp_path))
     terminal.expect("you> ")
     terminal.type("run: touch begun; sleep 300\n")
     terminal.expect("▸ touch begun")
