@@ -794,7 +794,7 @@ def test_a_killed_demo_leaves_no_process(place: tuple[str, ...], tmp_path: Path)
     if "--blip" in place:  # the command itself waits for its permission, behind the cut
         terminal.expect("connection cut for 60 s")
     else:
-        until_exists(tmp_path / "begun")
+        until_exists(work / "begun")
     below = sdk_worker.descendants(terminal.pid)
     assert [line for line in commands(below) if "demo_agent" in line]
     assert bool(place) == bool([line for line in commands(below) if "daemon.py" in line])
