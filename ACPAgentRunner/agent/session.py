@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from acp.exceptions import RequestError
@@ -49,14 +48,10 @@ from pkg.agent_api import (
 from pkg.errors import AgentDied, CodingError, ProcessCleanupUnconfirmed, TurnInProgress
 from pkg.event_buffer import EventBuffer
 from pkg.launch import AgentProcess, Launcher
+from pkg.owned_tasks import owned, seen_through
 from pkg.redaction import Redactor
 from pkg.rpc_transport import Message
 from pkg.workspace_files import WorkspaceFiles
-
-
-def _owned(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """A task that keeps nothing of the caller's context alive; its owner awaits it."""
-    return asyncio.create_task(work, name=name, context=contextvars.Context())
 
 
 class _Turn:
@@ -204,7 +199,7 @@ class AcpSession:
         for notice in built.notices:
             self._emit(notice)
         params = {"sessionId": self.session_id, "prompt": list(built.blocks)}
-        turn.task = _owned(self._run_turn(turn, params), "acp-turn")
+        turn.task = owned(self._run_turn(turn, params), "acp-turn")
         sent = asyncio.create_task(turn.sent.wait())
         try:
             await asyncio.wait({sent, turn.task}, return_when=asyncio.FIRST_COMPLETED)
@@ -236,7 +231,7 @@ class AcpSession:
         for event in self._translator.cancel():
             self._emit(event)
         self._requests.withdraw()
-        turn.canceller = _owned(self._see_cancel_through(turn), "acp-cancel")
+        turn.canceller = owned(self._see_cancel_through(turn), "acp-cancel")
 
     async def _see_cancel_through(self, turn: _Turn) -> None:
         """Tell the agent, and end its process when it does not end the turn in time."""
@@ -347,7 +342,7 @@ class AcpSession:
         if self._closer is None:
             self._closing = True
             self._events.lift(True)
-            self._closer = _owned(self._end(), "acp-close")
+            self._closer = owned(self._end(), "acp-close")
         return self._closer
 
     async def close(self) -> None:
@@ -356,16 +351,7 @@ class AcpSession:
         Returns only then, also when the caller is cancelled meanwhile (the cancellation is raised afterwards). Raises
         :class:`pkg.errors.ProcessCleanupUnconfirmed`.
         """
-        closer = self._start_closing()
-        cancelled: asyncio.CancelledError | None = None
-        while not closer.done():
-            try:
-                await asyncio.wait({closer})
-            except asyncio.CancelledError as exc:
-                cancelled = exc
-        closer.result()
-        if cancelled is not None:
-            raise cancelled
+        await seen_through(self._start_closing())
 
     async def _end(self) -> None:
         turn = self._turn

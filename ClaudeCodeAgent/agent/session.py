@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import dataclasses
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Any
 
 from agent import permissions, wire
@@ -52,6 +51,7 @@ from pkg.event_buffer import EventBuffer
 from pkg.interactions import ALLOW_ALL
 from pkg.launch import AgentProcess, Launcher
 from pkg.lenient import as_dict, as_str
+from pkg.owned_tasks import owned, seen_through
 from pkg.redaction import Redactor
 from pkg.workspace_files import WorkspaceFiles
 
@@ -61,11 +61,6 @@ _NOT_FOUND = "127"
 
 class SessionMissing(Exception):
     """The program proves that the session to resume does not exist."""
-
-
-def _owned(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """A task that keeps nothing of the caller's context alive; its owner awaits it."""
-    return asyncio.create_task(work, name=name, context=contextvars.Context())
 
 
 class _Turn:
@@ -333,7 +328,7 @@ class ClaudeSession:
         turn.cancelling = True
         self._events.lift(True)
         self._withdraw()
-        turn.canceller = _owned(self._see_cancel_through(turn), "claude-cancel")
+        turn.canceller = owned(self._see_cancel_through(turn), "claude-cancel")
         self._cancellers.add(turn.canceller)
         turn.canceller.add_done_callback(self._cancellers.discard)
 
@@ -530,7 +525,7 @@ class ClaudeSession:
         if self._closer is None:
             self._closing = True
             self._events.lift(True)
-            self._closer = _owned(self._end(), "claude-close")
+            self._closer = owned(self._end(), "claude-close")
         return self._closer
 
     async def close(self) -> None:
@@ -539,16 +534,7 @@ class ClaudeSession:
         Returns only then, also when the caller is cancelled meanwhile (the cancellation is raised afterwards). Raises
         :class:`pkg.errors.ProcessCleanupUnconfirmed`.
         """
-        closer = self._start_closing()
-        cancelled: asyncio.CancelledError | None = None
-        while not closer.done():
-            try:
-                await asyncio.wait({closer})
-            except asyncio.CancelledError as exc:
-                cancelled = exc
-        closer.result()
-        if cancelled is not None:
-            raise cancelled
+        await seen_through(self._start_closing())
 
     async def _end(self) -> None:
         turn = self._turn

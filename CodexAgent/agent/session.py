@@ -50,6 +50,7 @@ from pkg.agent_api import (
 from pkg.errors import AgentDied, TurnInProgress
 from pkg.event_buffer import EventBuffer
 from pkg.lenient import as_dict, as_list, as_str
+from pkg.owned_tasks import owned, seen_through
 from pkg.rpc_transport import Message
 
 _SILENT = frozenset(
@@ -61,11 +62,6 @@ _SILENT = frozenset(
     }
 )
 """What the app-server tells beside any turn and nobody needs."""
-
-
-def _owned(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """A task that keeps nothing of the caller's context alive; its owner awaits it."""
-    return asyncio.create_task(work, name=name, context=contextvars.Context())
 
 
 class _Steered:
@@ -218,7 +214,7 @@ class CodexSession:
             raise AgentDied("coding.session_closed")
         turn = self._turn = _Turn()
         self._translator.begin_turn()
-        turn.task = _owned(self._run_turn(turn, prompt), "codex-turn")
+        turn.task = owned(self._run_turn(turn, prompt), "codex-turn")
         sent = asyncio.create_task(turn.sent.wait())
         try:
             await asyncio.wait({sent, turn.task}, return_when=asyncio.FIRST_COMPLETED)
@@ -312,7 +308,7 @@ class CodexSession:
             self._events.put(event)
         for reply in self._requests.withdraw():
             self._reply(reply)
-        turn.canceller = _owned(self._see_cancel_through(turn), "codex-cancel")
+        turn.canceller = owned(self._see_cancel_through(turn), "codex-cancel")
 
     async def _see_cancel_through(self, turn: _Turn) -> None:
         """Tell Codex, and end its process when it does not end the turn in time."""
@@ -583,7 +579,7 @@ class CodexSession:
     # ---- the end
 
     def _beside(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = _owned(work, name)
+        task = owned(work, name)
         self._side.add(task)
         task.add_done_callback(self._side.discard)
 
@@ -591,7 +587,7 @@ class CodexSession:
         if self._closer is None:
             self._closing = True
             self._events.lift(True)
-            self._closer = _owned(self._end(), "codex-close")
+            self._closer = owned(self._end(), "codex-close")
         return self._closer
 
     async def close(self) -> None:
@@ -600,16 +596,7 @@ class CodexSession:
         Returns only then, also when the caller is cancelled meanwhile (the cancellation is raised afterwards). Raises
         :class:`pkg.errors.ProcessCleanupUnconfirmed`.
         """
-        closer = self._start_closing()
-        cancelled: asyncio.CancelledError | None = None
-        while not closer.done():
-            try:
-                await asyncio.wait({closer})
-            except asyncio.CancelledError as exc:
-                cancelled = exc
-        closer.result()
-        if cancelled is not None:
-            raise cancelled
+        await seen_through(self._start_closing())
 
     async def _end(self) -> None:
         turn = self._turn
