@@ -434,14 +434,18 @@ async def test_a_stopped_process_can_follow_sigterm(tmp_path: Path) -> None:
 
 @pytest.mark.asyncio
 async def test_the_streams_end_with_the_agent_though_an_orphan_lives(tmp_path: Path) -> None:
-    """Our rule: the supervisor holds no end of the agent's streams, so their end means what it says."""
+    """Our rule: the supervisor holds no end of the agent's streams, so their end means what it says.
+
+    The kernel may close the agent's stdout an instant before its stdin; a held stdin would fill, and the bound end the test.
+    """
     script = "setsid sleep 60 </dev/null >/dev/null 2>&1 & echo $!"
     process = await LocalLauncher().start(Command(("sh", "-c", script), str(tmp_path), {}, SHORT))
     async with asyncio.timeout(BOUND):
         orphan = int(await everything(process))
         assert hostile_trees.start_time(orphan)
         with pytest.raises(AgentDied):
-            await process.write(b"x")
+            while True:
+                await process.write(b"x" * 4096)
         await process.stop()
         assert not hostile_trees.start_time(orphan)
 

@@ -467,6 +467,10 @@ class CodexSession:
                     names = {"names": as_str(params.get("name"))}
                     self._events.put(Notice("coding.mcp_servers_refused", level="warning", params=names))
                 return
+            case "thread/tokenUsage/updated" if turn is None or not (turn.over.is_set() or self._named(params)):
+                # Codex repeats a resumed thread's last totals, under its last turn, at any time before the next request.
+                self._translator.counted_before(params)
+                return
         if method in _SILENT:
             return
         if "turnId" not in params and not method.startswith(("turn/", "item/")) and method != "error":
@@ -476,6 +480,10 @@ class CodexSession:
         if turn is None or turn.over.is_set() or (turn_id and not self._tracker.belongs(turn_id)):
             return
         self._of_turn(turn, method, params)
+
+    def _named(self, params: Message) -> bool:
+        """Whether a message names the open turn by the id that is known for it already."""
+        return bool(self._tracker.turn_id) and as_str(params.get("turnId")) == self._tracker.turn_id
 
     def _of_turn(self, turn: _Turn, method: str, params: Message) -> None:
         item = as_dict(params.get("item"))

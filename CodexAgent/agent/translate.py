@@ -183,6 +183,10 @@ class Translator:
             case _:
                 return [unknown(method, params)]
 
+    def counted_before(self, params: Mapping[str, Any]) -> None:
+        """Take the totals of a thread as they were before the turn: what it did not cost."""
+        self._total = as_dict(as_dict(params.get("tokenUsage")).get("total")) or self._total
+
     def changes(self, item_id: str) -> Changes | None:
         """The file changes that an item announced, for the approval that names only the item."""
         item = self._items.get(item_id)

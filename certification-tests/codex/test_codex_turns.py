@@ -164,6 +164,14 @@ class TestUsage:
             events = await turn(session, "tokens 100 10")
         assert of(events, UsageReported)[0].total_tokens == 110
 
+    async def test_a_past_that_is_told_late_is_not_paid_for(self, tmp_path: Path) -> None:
+        """Codex tells a resumed thread's totals, with its last turn's id, even after the next turn was asked for."""
+        settings = {"known": ["t-1"], "base": 5000, "late_base": True}
+        async with opened(tmp_path, settings, resume_session_id="t-1") as session:
+            events = await turn(session, "tokens 100 10", "say heard")
+            assert text(events) == "heard"
+        assert of(events, UsageReported)[0].total_tokens == 110
+
 
 class TestEnds:
     """A turn ends with ``turn/completed`` for its own id, and with nothing else."""

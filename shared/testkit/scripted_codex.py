@@ -4,8 +4,9 @@ Its frames have the shape of Codex 0.171's. The configuration is JSON in ``SCRIP
 message received), ``account`` (the answer to ``account/read``), ``config`` (``config/read``), ``exec`` (exit code of
 ``command/exec``), ``known`` (threads that can be resumed), ``resume_error`` (text), ``start_error``, ``initialize_error``,
 ``deaf`` (methods never answered), ``early_end`` (a turn's end comes before the answer to its start), ``chatter`` (lines of
-noise first), ``base`` (tokens a resumed thread begins with), ``no_client_id``,
-``rollout`` (the file ``thread/read`` names), ``home`` (the account's directory as told), ``rules`` (names of files there).
+noise first), ``base`` (tokens a resumed thread begins with), ``late_base`` (told only when the next turn starts),
+``no_client_id``, ``rollout`` (the file ``thread/read`` names), ``home`` (the account's directory as told), ``rules`` (names of
+files there).
 
 Each line of a turn's text is a step; see :func:`Turn.step`. Steps run one after the other in a thread of their own.
 """
@@ -374,6 +375,9 @@ def start(thread: Thread, params: dict[str, Any]) -> Any:
     if text.startswith("refuse "):
         raise Refused(text.removeprefix("refuse "))
     thread.input = params["input"]
+    if CONFIG.get("late_base"):
+        usage = {"total": dict(thread.total), "last": dict(thread.total), "modelContextWindow": 1000}
+        notify("thread/tokenUsage/updated", tokenUsage=usage, threadId=thread.id, turnId="past")
     turn = thread.turn = Turn(thread, text)
     result = {"turn": turn.described("inProgress")}
     if CONFIG.get("early_end"):
