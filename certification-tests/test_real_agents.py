@@ -22,7 +22,7 @@ import pytest_asyncio
 from agent import presets
 from agent.driver import AcpDriver
 from agent.session import AcpSession
-from pkg import interactions
+from pkg import approval_policy
 from pkg.agent_api import (
     AgentEvent,
     Answer,
@@ -349,7 +349,7 @@ async def test_a_command_runs_when_it_is_allowed_and_only_then(name: str, tmp_pa
 
         await prompt(session, "[[run echo made | tee again.txt ;; say finished]]")
         events, request = await asked(session)
-        decision = interactions.decide("ask", request, interactions.inside_really(str(where.workspace)))
+        decision = approval_policy.decide("ask", request, approval_policy.inside_really(str(where.workspace)))
         assert not decision.allowed
         assert await session.answer(request.request_id, decision.answer)
         events += await to_the_end(session)
@@ -365,13 +365,13 @@ async def test_an_edit_inside_the_workspace_is_shown_whole_and_allowed_by_its_po
 ) -> None:
     """Our rule: ``allow-edits`` sees from every agent's request that it is an edit, of which file, and to what."""
     where = place(tmp_path, name, model)
-    inside, made = interactions.inside_really(str(where.workspace)), where.workspace / "note.txt"
+    inside, made = approval_policy.inside_really(str(where.workspace)), where.workspace / "note.txt"
     async with where.opened(policy="allow-edits") as session:
         await prompt(session, f"[[{where.habits.write(made, 'pear')} ;; say finished]]")
         _, request = await asked(session)
         assert not made.exists()
         assert [(diff.path, diff.new_text.strip()) for diff in request.diffs] == [(str(made), "pear")]
-        decision = interactions.decide("allow-edits", request, inside)
+        decision = approval_policy.decide("allow-edits", request, inside)
         assert decision.allowed, request
         assert await session.answer(request.request_id, decision.answer)
         await to_the_end(session)
@@ -379,7 +379,7 @@ async def test_an_edit_inside_the_workspace_is_shown_whole_and_allowed_by_its_po
 
         await prompt(session, "[[run touch never.txt ;; say finished]]")
         _, request = await asked(session)
-        decision = interactions.decide("allow-edits", request, inside)
+        decision = approval_policy.decide("allow-edits", request, inside)
         assert not decision.allowed, request
         assert await session.answer(request.request_id, decision.answer)
         await to_the_end(session)

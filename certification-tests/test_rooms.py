@@ -21,7 +21,7 @@ PLACELESS = (
     "pkg.daemon_command",
     "pkg.daemon_program",
     "pkg.daemon_relay",
-    "pkg.interactions",
+    "pkg.approval_policy",
     "pkg.launch",
     "pkg.launch_ssh",
     "pkg.mcp_stdio_shim",

@@ -46,9 +46,9 @@ from pkg.agent_api import (
     UsageReported,
 )
 from pkg.agent_end import last_lines
+from pkg.approval_policy import ALLOW_ALL
 from pkg.errors import AgentDied, CodingError, CommandNotFound, SessionUnavailable, TurnInProgress
 from pkg.event_buffer import EventBuffer
-from pkg.interactions import ALLOW_ALL
 from pkg.launch import AgentProcess, Launcher
 from pkg.lenient import as_dict, as_str
 from pkg.owned_tasks import owned, seen_through

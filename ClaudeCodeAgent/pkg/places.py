@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pkg import runtime_support
+from pkg.approval_policy import Inside, inside_lexically, inside_really
 from pkg.errors import Refused
 from pkg.hubs import DaemonWay, daemon_way
 from pkg.identity import Authority
-from pkg.interactions import Inside, inside_lexically, inside_really
 from pkg.launch import Launcher, LocalLauncher
 from pkg.launch_ssh import SshLauncher, SshTarget
 from pkg.remote_session import DaemonPlace

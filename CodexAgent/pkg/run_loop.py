@@ -36,7 +36,7 @@ from langbot_plugin.api.definition.components.runner.runner import Runner
 from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
 from langbot_plugin.api.entities.builtin.runner.result import RunnerResult
 
-from pkg import attachments, controls, identity, installations, interactions, limits, overflow, steering, texts
+from pkg import approval_policy, attachments, controls, identity, installations, limits, overflow, steering, texts
 from pkg.agent_api import (
     AgentError,
     AgentEvent,
@@ -572,19 +572,19 @@ class _Run:
             case ApprovalRequested():
                 assert self._settings is not None
                 inside = inside_of(held.place.launcher, held.live.session.directory)
-                decision = interactions.decide(self._settings.approval_policy, event, inside)
+                decision = approval_policy.decide(self._settings.approval_policy, event, inside)
                 await self.delivery.event(event)
                 await self._decided(event.request_id, decision, held)
                 return
             case QuestionAsked():
                 await self.delivery.event(event)
-                await self._decided(event.request_id, interactions.unanswered(event), held)
+                await self._decided(event.request_id, approval_policy.unanswered(event), held)
                 return
             case _:
                 pass
         await self.delivery.event(event)
 
-    async def _decided(self, request_id: str, decision: interactions.Decision, held: Held) -> None:
+    async def _decided(self, request_id: str, decision: approval_policy.Decision, held: Held) -> None:
         self.spawn(held.live.session.answer(request_id, decision.answer))
         if self._clock is not None:
             self._clock.answered(request_id, time.monotonic())

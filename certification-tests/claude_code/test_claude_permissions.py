@@ -12,7 +12,7 @@ from claude_harness import codes, ended, of, opened, poll, prompted, received, r
 
 from agent import permissions
 from pkg.agent_api import Answer, ApprovalRequested, McpServer, Notice, QuestionAsked, TurnEnded
-from pkg.interactions import decide, inside_really, unanswered
+from pkg.approval_policy import decide, inside_really, unanswered
 
 pytestmark = pytest.mark.asyncio
 

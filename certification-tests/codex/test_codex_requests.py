@@ -10,7 +10,7 @@ import pytest
 from codex_harness import ended, log_of, of, opened, received, rest_of_turn, text, turn, until
 
 from pkg.agent_api import Answer, ApprovalRequested, McpServer, Notice, Prompt, QuestionAsked, ToolFinished, TurnEnded
-from pkg.interactions import decide, inside_lexically
+from pkg.approval_policy import decide, inside_lexically
 
 pytestmark = pytest.mark.asyncio
 

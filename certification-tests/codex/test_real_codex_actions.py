@@ -32,7 +32,7 @@ from pkg.agent_api import (
     ToolStarted,
     TurnEnded,
 )
-from pkg.interactions import decide, inside_really
+from pkg.approval_policy import decide, inside_really
 from pkg.tools_listener import open_endpoint
 from testkit.responses_fixture import KEY, tool_names
 

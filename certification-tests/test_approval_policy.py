@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pkg import texts
 from pkg.agent_api import ApprovalRequested, Choice, ChoiceKind, FileDiff, QuestionAsked, ToolKind
-from pkg.interactions import Decision, decide, inside_lexically, inside_really, unanswered
+from pkg.approval_policy import Decision, decide, inside_lexically, inside_really, unanswered
 
 KINDS: tuple[ChoiceKind, ...] = ("allow_always", "allow_session", "allow_once", "reject_always", "reject_once")
 TOOL_KINDS: tuple[ToolKind, ...] = ("read", "edit", "delete", "move", "search", "execute", "think", "fetch", "mode", "other")
