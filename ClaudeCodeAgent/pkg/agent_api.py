@@ -86,6 +86,8 @@ class QuestionField:
     """Pairs of value and label, for the select types."""
     description: str = ""
     default: Json = None
+    custom: bool = False
+    """Whether a text that is none of the options is an answer, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +314,8 @@ class SessionCapabilities:
     embedded_files: bool = False
     live_mcp: bool = False
     """:meth:`AgentSession.renew_mcp` works without restarting the agent."""
+    denial_reason: bool = False
+    """The ``message`` of an answer that denies reaches the agent with it."""
 
 
 class AgentSession(Protocol):
