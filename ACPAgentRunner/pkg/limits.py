@@ -824,3 +824,20 @@ CODEX_TOOL_SECONDS: Final = 600.0
 
 CODEX_FILE_SECONDS: Final = 15.0
 """Seconds for writing an attachment through the app-server, and for reaching LangBot's tools; a person is waiting."""
+
+# ---- parked turns
+
+PARKED_TURNS: Final = 64
+"""Turns of one installation that may wait for a person at once; each is a live agent with its memory."""
+
+PARKED_EVENT_BYTES: Final = 1024 * 1024
+"""JSON bytes of what an agent says while its turn is parked that are kept for the next run; then a gap is told."""
+
+PARKED_OUTCOMES: Final = 256
+"""Ends of parked turns that are remembered until their next run; the oldest goes."""
+
+PARKED_TOOL_WAIT: Final = 60.0
+"""Seconds a call of LangBot's tools waits for the next run while its turn is parked; MCP clients allow minutes."""
+
+SESSION_GRANTS: Final = 256
+"""Actions that are remembered as allowed for a live session; the oldest goes and is asked again."""
