@@ -15,7 +15,7 @@ import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
@@ -39,8 +39,8 @@ from pkg.session_store import SessionStore
 Request = ApprovalRequested | QuestionAsked
 
 _ALLOWED_LATE: Final = (
-    "The action you last asked permission for has now been allowed. The connection was interrupted in between, so do it again now; "
-    "then go on with what you were doing."
+    "The action you last asked permission for has now been allowed. The connection was interrupted in between, so do it again "
+    "now; then go on with what you were doing."
 )
 _DENIED_LATE: Final = (
     "The action you last asked permission for was not allowed. The connection was interrupted in between; go on without it."
@@ -99,13 +99,15 @@ class Questions:
                 return None
             self._write(event, held, "cancelled", "nobody to ask")
             return approval_policy.unanswered(event)
+        if self._once:
+            held.live.grants.once, self._once = self._once, ""
         settings = self._asked.settings
         inside = inside_of(held.place.launcher, held.live.session.directory)
         verdict = approval_policy.judge(settings.approval_policy, settings.approval_rules, event, inside)
         by = verdict.by
         if verdict.verdict == "ask":
-            if event.complete and self._once and self._once == digest(event):
-                self._once, by = "", "grant once"
+            if held.live.grants.take_once(event):
+                by = "grant once"
             elif held.live.grants.covers(self._asked.actor, event):
                 by = "grant for this session"
             elif self._can_ask():
@@ -177,11 +179,8 @@ class Questions:
         return decided
 
     async def _remember(self, opened: Opened) -> None:
-        exact = digest(opened.event) if isinstance(opened.event, ApprovalRequested) else ""
-        kind: Final = "approval" if isinstance(opened.event, ApprovalRequested) else "question"
         who = identity.scoped_name(self._asked.authority, self._asked.actor)
-        record = OpenRecord(opened.interaction_id, kind, exact, who, opened.expires_at)
-        await self._store.save(record.to_text())
+        await self._store.save(_record(opened.event, opened.interaction_id, who, opened.expires_at))
 
     def parked(
         self,
@@ -266,6 +265,21 @@ async def show_step(run: Owner, request: OpenRequest, interaction_id: str, expir
     if run.ctx.delivery.interactions is not None and shown.options:
         result = RunnerResult.interaction_requested(run.ctx.run_id, shown.request(interaction_id, expires_at))
     await run.delivery.ask(shown.text, result)
+
+
+async def show_further(run: Owner, turn: ParkedTurn, asked: Asked) -> None:
+    """Show the next step of a parked turn's request; what was shown before answers nothing any more."""
+    turn.renewed()
+    requester = identity.scoped_name(asked.authority, turn.requester)
+    store = record_store(run.ctx, turn.conversation, replace(asked, actor=turn.requester))
+    await store.save(_record(turn.request.event, turn.interaction_id, requester, turn.expires_at))
+    await show_step(run, turn.request, turn.interaction_id, turn.expires_at, turn.minutes)
+
+
+def _record(event: Request, interaction_id: str, who: str, expires_at: int) -> str:
+    if isinstance(event, ApprovalRequested):
+        return OpenRecord(interaction_id, "approval", digest(event), who, expires_at).to_text()
+    return OpenRecord(interaction_id, "question", "", who, expires_at).to_text()
 
 
 def open_key(conversation: identity.Conversation, asked: Asked) -> str:

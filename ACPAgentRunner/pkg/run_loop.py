@@ -304,9 +304,7 @@ class _Run:
             await self.tell(meant.text_key, meant.params)
             return
         if isinstance(meant, Further):
-            turn = meant.turn
-            turn.renewed()
-            await asking.show_step(self, turn.request, turn.interaction_id, turn.expires_at, turn.minutes)
+            await asking.show_further(self, meant.turn, asked)
             return
         if installations.busy():
             raise Refused("coding.busy", retryable=True)
@@ -350,6 +348,8 @@ class _Run:
         meant = meaning(parked, self.conversation, asked.actor, key, pressed, self.text)
         if meant is not None:
             return meant
+        if pressed is not None and parked.of(key) is not None:
+            return Told("approval.over")
         who = identity.scoped_name(asked.authority, asked.actor)
         return await late(asking.record_store(self.ctx, self.conversation, asked), who, pressed, self.text)
 
@@ -504,7 +504,9 @@ class _Run:
 
     async def _missed_meanwhile(self) -> list[Prompt]:
         """Messages that the host dropped when the turn was parked; what looks like an answer came too early to be one."""
-        missed = None if self._recovering is None else await self.until(self._recovering, limits.RECOVERY_WAIT)
+        if self._recovering is None:
+            return []
+        missed = await self.until(self._recovering, limits.RECOVERY_WAIT)
         if missed is None:
             return []
         self._recovering = None
@@ -715,6 +717,7 @@ class _Run:
         match event:
             case TurnEnded():
                 held.turn_open = False
+                held.live.grants.once = ""
                 cancelled = event.stop_reason == "cancelled"
                 await self.delivery.end_turn(event, sentence=self._stopped_text() if cancelled else None)
                 return

@@ -25,6 +25,7 @@ from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
 
 from pkg import identity, limits
 from pkg.agent_api import AgentDriver, LiveOptions, SessionSpec
+from pkg.approval_policy import ASK
 from pkg.held_session import Held, discarded, fingerprint, interrupted, start, stored
 from pkg.installations import Installation, Lease
 from pkg.langbot_tools import AddressedTools, SessionTools, open_session_tools
@@ -260,6 +261,9 @@ class RunSession:
                 mcp_servers=settings.mcp_servers(plugin.secrets),
             ),
         )
+        if settings.approval_rules:
+            # A rule can only decide what the agent asks about.
+            spec = dataclasses.replace(spec, policy=ASK)
         owner = None if settings.share_session == "conversation" else asked.actor
         stored_key = identity.session_key(
             authority,

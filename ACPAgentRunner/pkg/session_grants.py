@@ -37,6 +37,15 @@ class SessionGrants:
     def __init__(self) -> None:
         """Nothing is granted."""
         self._granted: OrderedDict[tuple[str, ...], None] = OrderedDict()
+        self.once = ""
+        """The digest of an action that is allowed once in the turn that is open, because its answer came when its own was gone."""
+
+    def take_once(self, event: ApprovalRequested) -> bool:
+        """Whether exactly this was allowed once; used up by it."""
+        taken = bool(self.once) and self.once == digest(event)
+        if taken:
+            self.once = ""
+        return taken
 
     def add(self, actor: Actor, event: ApprovalRequested) -> None:
         """``actor``'s turns may do what ``event`` asked for again."""
