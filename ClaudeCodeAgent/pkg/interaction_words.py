@@ -133,11 +133,14 @@ def _bare(text: str) -> str:
     return bare
 
 
+def forms(text: str) -> frozenset[str]:
+    """How ``text`` is compared with a label: two that share a form are the same but for width, case and closing punctuation."""
+    return frozenset((plain(text), _bare(text))) - {""}
+
+
 def same(text: str, label: str) -> bool:
     """Whether ``text`` is ``label``, but for width, case, a mention before it and closing punctuation."""
-    if len(text) > len(label) + limits.INTERACTION_WORD_CHARS:
-        return False
-    return bool(({plain(text), _bare(text)} & {plain(label), _bare(label)}) - {""})
+    return len(text) <= len(label) + limits.INTERACTION_WORD_CHARS and bool(forms(text) & forms(label))
 
 
 def _words(*listed: str) -> frozenset[str]:

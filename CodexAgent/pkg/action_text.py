@@ -81,6 +81,8 @@ def code_span(text: str) -> str:
 
 def changes(diffs: Sequence[FileDiff], most: int) -> str | None:
     """The diffs of an action as one unified diff, each with its path; ``None`` beyond ``most`` characters."""
+    if sum(len(diff.old_text or "") + len(diff.new_text) for diff in diffs) > limits.ACTION_DIFF_CHARS:
+        return None
     lines: list[str] = []
     for line in (line for diff in diffs for line in _unified(diff)):
         most -= len(line) + 1

@@ -881,5 +881,8 @@ ACTION_GAP_CHARS: Final = 24
 ACTION_DIFF_LINES: Final = 1000
 """Lines of the differing middle of a file that are compared with each other; a larger one hardly fits into a message anyway."""
 
+ACTION_DIFF_CHARS: Final = 2 * 1024 * 1024
+"""Characters of all files of one action that are compared: 0.2 s, in which nothing else goes on."""
+
 ACTION_DIFF_CONTEXT: Final = 3
 """Unchanged lines shown around a change, as everywhere."""

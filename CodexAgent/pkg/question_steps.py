@@ -66,6 +66,7 @@ class QuestionSteps:
         self._number = 0
         self._values: dict[str, Json] = {}
         self._message = self._own_words()
+        self._offered_at: dict[int, tuple[list[_Offer], Mapping[str, set[int]]]] = {}
 
     def _own_words(self) -> str:
         """The message without the lines that its fields say again."""
@@ -78,7 +79,24 @@ class QuestionSteps:
     def _field(self) -> QuestionField | None:
         return self._event.fields[self._number] if self._number < len(self._event.fields) else None
 
-    def _offers(self, item: QuestionField) -> list[_Offer]:
+    def _offers(self) -> list[_Offer]:
+        """What the current field offers."""
+        return self._known()[0]
+
+    def _known(self) -> tuple[list[_Offer], Mapping[str, set[int]]]:
+        """What the current field offers, and which of it, counted from 0, every label and value names."""
+        if self._number not in self._offered_at:
+            offers = self._offers_of(self._field) if self._field is not None else []
+            named: dict[str, set[int]] = {}
+            for at, offer in enumerate(offers):
+                for reading in self._readings(offer):
+                    for form in interaction_words.forms(reading):
+                        named.setdefault(form, set()).add(at)
+            self._offered_at[self._number] = offers, named
+        return self._offered_at[self._number]
+
+    @staticmethod
+    def _offers_of(item: QuestionField) -> list[_Offer]:
         if item.type == "boolean":
             return [_Offer(True, "", "interaction.yes"), _Offer(False, "", "interaction.no")]
         if item.type in ("select", "multiselect"):
@@ -98,8 +116,7 @@ class QuestionSteps:
                 shown = self._composed(language, minutes, question_chars, option_chars, None)
                 if fits(shown, self._room):
                     return shown
-        item = self._field
-        for listed in range(len(self._offers(item)) if item is not None else 0, -1, -1):
+        for listed in range(len(self._offers()), -1, -1):
             shown = self._composed(language, minutes, question_chars, option_chars, listed)
             if fits(shown, self._room):
                 break
@@ -111,7 +128,7 @@ class QuestionSteps:
         title = texts.render(key, language, {"number": self._number + 1, "count": count})
         blocks = [cut("\n\n".join(self._told()), question_chars)]
         options = self._buttons(language)
-        offers = self._offers(item) if item is not None else []
+        offers = self._offers()
         numbered = [self._label(offer, language) for offer in offers]
         words: list[str] = []
         if item is None or self._buttons_count(item):
@@ -140,7 +157,7 @@ class QuestionSteps:
         if item is None or item.default is None or item.default == "" or item.required:
             return ""
         given = item.default if isinstance(item.default, list) else [item.default]
-        labels = [next((offer for offer in self._offers(item) if offer.value == each), None) for each in given]
+        labels = [next((offer for offer in self._offers() if offer.value == each), None) for each in given]
         shown = ", ".join(
             str(each) if offer is None else self._label(offer, language) for each, offer in zip(given, labels, strict=True)
         )
@@ -166,7 +183,7 @@ class QuestionSteps:
 
     def _buttons_count(self, item: QuestionField) -> int:
         """How many options are buttons: all or none."""
-        offers = len(self._offers(item)) if item.type in ("select", "boolean") else 0
+        offers = len(self._offers()) if item.type in ("select", "boolean") else 0
         return offers if offers <= limits.INTERACTION_BUTTONS else 0
 
     def _buttons(self, language: str) -> tuple[Option, ...]:
@@ -175,7 +192,7 @@ class QuestionSteps:
         if item is None:
             buttons = [Option(ACCEPT, texts.render("interaction.accept", language), "primary")]
         else:
-            for number, offer in enumerate(self._offers(item)[: self._buttons_count(item)], 1):
+            for number, offer in enumerate(self._offers()[: self._buttons_count(item)], 1):
                 label = cut(self._label(offer, language), limits.INTERACTION_LABEL_CHARS)
                 buttons.append(Option(self._id(number), label))
             if not item.required:
@@ -194,7 +211,7 @@ class QuestionSteps:
         item = self._field
         if item is None:
             return self._accepting(text)
-        offers = self._offers(item)
+        offers = self._offers()
         if offers and (found := self._offered(item, text)) is not None:
             return found
         if interaction_words.cancels(text):
@@ -232,9 +249,9 @@ class QuestionSteps:
 
     def _offered(self, item: QuestionField, text: str) -> Outcome | None:
         """The answer that is a number or a label of what is offered; ``None`` for any other text."""
-        position = self._position(item, text)
+        position = self._position(text)
         if position is not None:
-            value = self._offers(item)[position].value
+            value = self._offers()[position].value
             return self._given([value] if item.type == "multiselect" else value)
         counted = interaction_words.number(text)
         if counted is None or not (buttons := self._buttons_count(item)):
@@ -242,19 +259,18 @@ class QuestionSteps:
         names = [SKIP] * (not item.required) + [CANCEL]
         return self._named(names[counted - buttons - 1]) if buttons < counted <= buttons + len(names) else None
 
-    def _position(self, item: QuestionField, text: str) -> int | None:
+    def _position(self, text: str) -> int | None:
         """Which option a text is, counted from 0: its number, else its label or value where that is one option's alone."""
-        offers = self._offers(item)
+        offers = self._offers()
         counted = interaction_words.number(text)
         if counted is not None and counted <= len(offers):
             return counted - 1
         exact = [at for at, offer in enumerate(offers) if offer.value == text.strip()]
         if len(exact) == 1:
             return exact[0]
-        found = [
-            at for at, offer in enumerate(offers) if any(interaction_words.same(text, each) for each in self._readings(offer))
-        ]
-        return found[0] if len(found) == 1 else None
+        named = self._known()[1]
+        found = {at for form in interaction_words.forms(text) for at in named.get(form, ())}
+        return found.pop() if len(found) == 1 else None
 
     @staticmethod
     def _readings(offer: _Offer) -> set[str]:
@@ -263,13 +279,13 @@ class QuestionSteps:
         return {offer.label, str(offer.value)}
 
     def _several(self, item: QuestionField, text: str) -> Outcome:
-        offers = self._offers(item)
+        offers = self._offers()
         numbers = [interaction_words.number(piece) for piece in re.split(r"[\s,;、，；]+", text.strip()) if piece]
         if numbers and all(each is not None and each <= len(offers) for each in numbers):
             chosen = [offers[each - 1].value for each in numbers if each is not None]
             return self._given(list(dict.fromkeys(chosen)))
         pieces = [piece.strip() for piece in _PIECES.split(text) if piece.strip()]
-        positions = [self._position(item, piece) for piece in pieces]
+        positions = [self._position(piece) for piece in pieces]
         if item.custom and not any(each is not None for each in positions):
             return self._given([text.strip()])
         unknown = [piece for piece, each in zip(pieces, positions, strict=True) if each is None]
@@ -284,7 +300,7 @@ class QuestionSteps:
         item = self._field
         if item is None:
             return Decided(Answer(ACCEPT), "answered") if name == ACCEPT else self._named(name)
-        offers = self._offers(item)
+        offers = self._offers()
         names = {self._id(number): offer.value for number, offer in enumerate(offers, 1)}
         if name in names:
             return self._given([names[name]] if item.type == "multiselect" else names[name])
@@ -316,7 +332,7 @@ class QuestionSteps:
         item = self._field
         if item is not None and item.type not in ("select", "boolean"):
             return Unclear("interaction.still_waiting_text", {"what": self.described()})
-        count = 2 if item is None else len(self._offers(item))
+        count = 2 if item is None else len(self._offers())
         if item is not None and self._buttons_count(item):
             count += 1 + (not item.required)
         return Unclear("interaction.still_waiting", {"what": self.described(), "count": str(count)})
