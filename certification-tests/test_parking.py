@@ -10,14 +10,32 @@ from typing import Any
 import pytest
 
 from pkg import installations, limits
-from pkg.agent_api import Answer, ApprovalRequested, Choice, Prompt, QuestionAsked, QuestionField, SessionCapabilities, TextDelta
+from pkg.agent_api import (
+    Answer,
+    ApprovalRequested,
+    Choice,
+    Prompt,
+    QuestionAsked,
+    QuestionField,
+    SessionCapabilities,
+    TextDelta,
+)
 from pkg.parking import ParkedTurn
 from testkit.host_actions import message
 from testkit.run_harness import Harness, Outcome, harness
 from testkit.scripted_driver import ScriptedDriver, ScriptedSession
 
-CHOICES = (Choice("yes", "Allow", "allow_once"), Choice("always", "Always", "allow_always"), Choice("no", "Deny", "reject_once"))
-BUTTONS = {"field_types": ["select"], "action_styles": ["default", "primary", "danger"], "supports_updates": True, "max_fields": 1}
+CHOICES = (
+    Choice("yes", "Allow", "allow_once"),
+    Choice("always", "Always", "allow_always"),
+    Choice("no", "Deny", "reject_once"),
+)
+BUTTONS = {
+    "field_types": ["select"],
+    "action_styles": ["default", "primary", "danger"],
+    "supports_updates": True,
+    "max_fields": 1,
+}
 BOUND = 20.0
 
 

@@ -71,6 +71,7 @@ NOT_TEXTS = frozenset(
     {
         "coding.heartbeat",  # the name of a log record
         "coding.mcp",  # a key of the listener's own state
+        "interaction.submitted",  # an event of the host
         "steering.dropped",  # an event of the host
     }
 )

@@ -109,9 +109,7 @@ def _of(turn: ParkedTurn, actor: Actor, outcome: Outcome) -> Meaning:
             return Told(text_key, params)
 
 
-async def late(
-    store: SessionStore, who: str, submission: InteractionSubmission | None, text: str
-) -> Late | Told | None:
+async def late(store: SessionStore, who: str, submission: InteractionSubmission | None, text: str) -> Late | Told | None:
     """What a press or a message says about a request that nobody knows any more but the host's state (``store``).
 
     ``who`` names the person as :class:`OpenRecord` has it.

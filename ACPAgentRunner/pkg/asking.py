@@ -298,4 +298,3 @@ def record_store(ctx: RunnerContext, conversation: identity.Conversation, asked:
 def denial_of(decided: Decided) -> str:
     """The reason a person gave with a denial, ``""`` for none."""
     return decided.answer.message if decided.decision == "deny" else ""
-

@@ -841,3 +841,65 @@ PARKED_TOOL_WAIT: Final = 60.0
 
 SESSION_GRANTS: Final = 256
 """Actions that are remembered as allowed for a live session; the oldest goes and is asked again."""
+
+# ---- what people are asked
+
+INTERACTION_TITLE_CHARS: Final = 1000
+"""Characters of a request's title that the host takes (SDK 0.7.18)."""
+
+INTERACTION_DESCRIPTION_CHARS: Final = 10_000
+"""Characters of a request's description that the host takes (SDK 0.7.18)."""
+
+INTERACTION_TEXT_CHARS: Final = 20_000
+"""Characters of a request's text for surfaces without buttons that the host takes (SDK 0.7.18)."""
+
+INTERACTION_JSON_BYTES: Final = 256 * 1024
+"""Bytes of a request's text in escaped JSON: it travels twice in one result, and 600 KiB is the most a result may have."""
+
+INTERACTION_LABEL_CHARS: Final = 64
+"""Characters of a button's label: what Telegram shows on one line of a phone is less, what it takes is more."""
+
+INTERACTION_BUTTONS: Final = 18
+"""Options shown as buttons: the host takes 20 actions, and two are for leaving out and for not answering."""
+
+INTERACTION_REASON_CHARS: Final = 1000
+"""Characters of the agent's own reason shown beside an action; the action has the room first."""
+
+INTERACTION_REASON_SHORT_CHARS: Final = 200
+"""Characters of the agent's own words where the action leaves little room."""
+
+INTERACTION_NAME_CHARS: Final = 120
+"""Characters of the line that says what is asked, of a machine's and of a directory's name where nothing depends on them."""
+
+INTERACTION_QUESTION_CHARS: Final = (8000, 2000, 600, 200)
+"""Characters of a question's own text, the first that fits with its options; a question is no action and may be cut."""
+
+INTERACTION_OPTION_CHARS: Final = (400, 120, 40)
+"""Characters of one option's label in the text, the first that fits."""
+
+INTERACTION_WORD_CHARS: Final = 200
+"""Characters of the longest message that is looked at as a number or a word."""
+
+INTERACTION_NUMBER_CHARS: Final = 40
+"""Characters of a typed number; doubles have 17 digits."""
+
+INTERACTION_MINUTES: Final = 99_999
+"""The most minutes that are told: 69 days, so that the length of the text is known beforehand."""
+
+ACTION_FENCE_CHARS: Final = 32
+"""Marks of the longest code fence that text is cut at correctly (``text_split``)."""
+
+ACTION_MARKS: Final = 3
+"""Combining marks on one letter that are drawn; more could paint over what stands beside it. Vietnamese and Thai need two."""
+
+ACTION_GAP_CHARS: Final = 24
+"""Blanks inside a line that are counted instead of drawn: they push what follows beyond the edge of a code block."""
+
+ACTION_DIFF_LINES: Final = 1000
+"""Lines of the differing middle of a file that are compared with each other; a larger one hardly fits into a message anyway."""
+
+ACTION_DIFF_CHARS: Final = 2 * 1024 * 1024
+"""Characters of all files of one action that are compared: 0.2 s, in which nothing else goes on."""
+
+ACTION_DIFF_CONTEXT: Final = 3
+"""Unchanged lines shown around a change, as everywhere."""

@@ -29,7 +29,17 @@ from enum import Enum
 from typing import Final, Protocol
 
 from pkg import limits
-from pkg.agent_api import AgentEvent, ApprovalRequested, Notice, Prompt, QuestionAsked, SessionStarted, TextDelta, TurnEnded, to_json
+from pkg.agent_api import (
+    AgentEvent,
+    ApprovalRequested,
+    Notice,
+    Prompt,
+    QuestionAsked,
+    SessionStarted,
+    TextDelta,
+    TurnEnded,
+    to_json,
+)
 from pkg.identity import Actor, Conversation
 from pkg.interactions import OpenRequest
 from pkg.warm_sessions import Adopt, Channel

@@ -340,9 +340,7 @@ class _Run:
             self._messages.put(await self._prompt(settings))
         await self._converse(asked, self._messages)
 
-    async def _meaning(
-        self, asked: Asked, pressed: InteractionSubmission | None
-    ) -> Resumed | Further | Told | Late | None:
+    async def _meaning(self, asked: Asked, pressed: InteractionSubmission | None) -> Resumed | Further | Told | Late | None:
         """What this press or message says about a request that is open in its chat."""
         parked, key = asked.installation.parked, asking.open_key(self.conversation, asked)
         meant = meaning(parked, self.conversation, asked.actor, key, pressed, self.text)
@@ -530,9 +528,7 @@ class _Run:
 
     # ---- turns
 
-    async def _converse(
-        self, asked: Asked, messages: MessageQueue, begun: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
+    async def _converse(self, asked: Asked, messages: MessageQueue, begun: Callable[[], Awaitable[None]] | None = None) -> None:
         """Every message in order, each with its own turn, behind one that has ``begun``; raises what ends the whole run.
 
         Ends early, with the turn to be parked, when a person has to be asked.

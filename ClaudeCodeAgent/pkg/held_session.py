@@ -8,9 +8,10 @@ import dataclasses
 import hashlib
 import json
 import types
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,17 @@ class Held:
     """A prompt was sent and its end has not come."""
     broken: bool = False
     """The turn did not end in time: only a new process can be trusted."""
+    early: deque[AgentEvent] = field(default_factory=deque)
+    """What the agent said while the turn was parked, before what is in the channel."""
+
+    def take(self) -> AgentEvent | None:
+        """The next event, or ``None`` when there is none now."""
+        return self.early.popleft() if self.early else self.channel.take()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing comes after what was taken and what still waits in the channel."""
+        return not self.early and self.channel.ended
 
     @property
     def prompts(self) -> bool:
@@ -101,11 +113,11 @@ async def interrupted(held: Held) -> bool:
     try:
         async with asyncio.timeout(limits.CANCEL_GRACE):
             while True:
-                event = held.channel.take()
+                event = held.take()
                 if isinstance(event, TurnEnded):
                     return True
                 if event is None:
-                    if held.channel.ended:
+                    if held.ended:
                         return False
                     await held.channel.wait()
     except TimeoutError:

@@ -74,6 +74,16 @@ class MessageQueue:
         """Add a message that is to have its own turn."""
         self._queue.append(prompt)
 
+    def put_all(self, prompts: Iterable[Prompt]) -> None:
+        """Add several, in their order, before what waits already."""
+        self._queue.extendleft(reversed(list(prompts)))
+
+    def take_all(self) -> list[Prompt]:
+        """Everything that waits for its own turn."""
+        taken = list(self._queue)
+        self._queue.clear()
+        return taken
+
     def take(self) -> Prompt:
         """The next message; raises ``IndexError`` when :meth:`more` found none."""
         return self._queue.popleft()

@@ -30,13 +30,15 @@ import math
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any, Final, TypeVar, overload
 
 from langbot_plugin.api.definition.components.runner.runner import Runner
 from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
+from langbot_plugin.api.entities.builtin.runner.interaction import InteractionSubmission
 from langbot_plugin.api.entities.builtin.runner.result import RunnerResult
 
-from pkg import approval_policy, attachments, controls, identity, installations, limits, overflow, steering, texts
+from pkg import asking, attachments, controls, identity, installations, limits, overflow, steering, texts
 from pkg.agent_api import (
     AgentError,
     AgentEvent,
@@ -46,11 +48,14 @@ from pkg.agent_api import (
     SessionStarted,
     TurnEnded,
 )
+from pkg.answering import Further, Late, Resumed, Told, late, meaning
+from pkg.approval_policy import Decision
 from pkg.errors import AgentDied, CodingError, DaemonFenced, ProcessCleanupUnconfirmed, Refused, referenced
 from pkg.held_session import Held, ended
 from pkg.installations import Installation
+from pkg.interactions import Decided, answer_like
 from pkg.message_queue import MessageQueue
-from pkg.places import inside_of
+from pkg.parking import ParkedTurn
 from pkg.product import Product, SpecInputs
 from pkg.results import Delivery
 from pkg.run_clock import RunClock
@@ -116,6 +121,14 @@ class _NotTaken(Exception):
     """The session had died before it took the prompt."""
 
 
+class _Asks(Exception):
+    """The agent waits for a person; its turn is open."""
+
+    def __init__(self, event: ApprovalRequested | QuestionAsked) -> None:
+        self.event = event
+        super().__init__("a person is asked")
+
+
 class _Run:
     """One run; its installation sees it as an :class:`installations.Run`."""
 
@@ -144,6 +157,9 @@ class _Run:
         self._messages: MessageQueue | None = None
         self._recovering: asyncio.Task[list[str]] | None = None
         self._told: set[str] = set()
+        self._questions: asking.Questions | None = None
+        self._parking: ParkedTurn | None = None
+        self._answers: set[asyncio.Task[bool]] = set()
         self._detached: Callable[[str], Awaitable[None]] | None = None
 
     # ---- as its installation and other runs see it
@@ -268,31 +284,86 @@ class _Run:
         authority = identity.authority_of(self.runner)
         settings = self._parsed()
         actor = identity.trusted_actor(self.ctx, settings.user_id_source)
-        identity.check_allowed(actor, settings.allowed_actors)
+        approves = bool(actor.sender_id) and actor.sender_id in settings.approvers
+        if not approves:
+            identity.check_allowed(actor, settings.allowed_actors)
         installation = installations.installation(authority.binding)
         installation.check()
-        if self.ctx.event.event_type == INTERACTION:
-            raise Refused("coding.interaction_closed")
-        if controls.parse(self.text) is controls.Control.STOP:
-            await self._stop_others(installation)
+        pressed = self.ctx.input.interaction if self.ctx.event.event_type == INTERACTION else None
+        if pressed is None and controls.parse(self.text) is controls.Control.STOP:
+            await self._stop_others(installation, actor)
+            return
+        plugin = parse(self.product.plugin_settings, self.runner.get_plugin_config())
+        asked = Asked(authority, actor, installation, settings, plugin)
+        meant = await self._meaning(asked, pressed)
+        if meant is None:
+            identity.check_allowed(actor, settings.allowed_actors)
+        if meant is None and self.ctx.event.event_type == INTERACTION:
+            meant = Told("approval.over")
+        if isinstance(meant, Told):
+            await self.tell(meant.text_key, meant.params)
+            return
+        if isinstance(meant, Further):
+            await asking.show_further(self, meant.turn, asked)
             return
         if installations.busy():
             raise Refused("coding.busy", retryable=True)
+        if isinstance(meant, Resumed):
+            # Whoever answers, the turn stays the requester's.
+            asked = dataclasses.replace(asked, actor=meant.turn.requester)
+            if settings.language == "auto":
+                self.language = meant.turn.language
         self._installation = installation
         installation.runs[self.ctx.run_id] = self
         self._detached = overflow.sender(self.runner, self.ctx, authority, installation)
-        self.judge = judge = steering.Judge(actor, settings.allowed_actors)
+        self.judge = judge = steering.Judge(asked.actor, settings.allowed_actors)
+        self._questions = asking.Questions(self, asked)
         self._messages = MessageQueue(self.ctx, judge, self, self._steer)
         self._clock = self._started(settings)
         if installation.take_unconfirmed():
             log.error("run %s (%s): an earlier cleanup could not be confirmed", self.ctx.run_id, self.correlation)
             told = texts.render("coding.cleanup_unconfirmed", self.language)
             await self.delivery.notice(referenced(told, self.language, self.correlation))
-        plugin = parse(self.product.plugin_settings, self.runner.get_plugin_config())
-        cursor = identity.session_key(authority, self.conversation, actor, agent="steering-cursor", machine="", workspace="")
+        outcome = installation.parked.take_outcome(self._questions.key)
+        if outcome is not None:
+            await self.delivery.notice(asking.told_outcome(outcome, self.language))
+        cursor = identity.session_key(
+            authority, self.conversation, asked.actor, agent="steering-cursor", machine="", workspace=""
+        )
         self._recovering = self.spawn(steering.recover(self.ctx, judge, SessionStore(self.ctx, cursor)))
-        self._messages.put(await self._prompt(settings))
-        await self._converse(Asked(authority, actor, installation, settings, plugin), self._messages)
+        if isinstance(meant, Resumed):
+            await self._resume(meant, actor, asked)
+            return
+        if isinstance(meant, Late):
+            self._messages.put(await self._questions.taken_late(meant))
+        else:
+            self._messages.put(await self._prompt(settings))
+        await self._converse(asked, self._messages)
+
+    async def _meaning(self, asked: Asked, pressed: InteractionSubmission | None) -> Resumed | Further | Told | Late | None:
+        """What this press or message says about a request that is open in its chat."""
+        parked, key = asked.installation.parked, asking.open_key(self.conversation, asked)
+        meant = meaning(parked, self.conversation, asked.actor, key, pressed, self.text)
+        if meant is not None:
+            return meant
+        if pressed is not None and parked.of(key) is not None:
+            return Told("approval.over")
+        who = identity.scoped_name(asked.authority, asked.actor)
+        return await late(asking.record_store(self.ctx, self.conversation, asked), who, pressed, self.text)
+
+    async def _resume(self, meant: Resumed, who: identity.Actor, asked: Asked) -> None:
+        """Go on with a parked turn, then with what waited for its own turn meanwhile."""
+        turn, messages = meant.turn, self._messages
+        assert messages is not None and isinstance(turn.carried, RunSession)
+        if not asked.installation.parked.take(turn):
+            await self.tell("approval.over")
+            return
+        self._session = turn.carried
+        held = await self._session.resume(self, asked)
+        # The stream has its end to come, whether the turn has ended by now or not.
+        held.turn_open = True
+        messages.put_all([*turn.messages, *await self._missed_meanwhile()])
+        await self._converse(asked, messages, partial(self._decided_by, who, turn.request.event, meant.decided, held))
 
     def _parsed(self) -> RunnerSettings:
         settings = parse(self.product.settings, self.ctx.config)
@@ -308,15 +379,21 @@ class _Run:
         clock.pause(STARTING)
         return clock
 
-    async def _stop_others(self, installation: Installation) -> None:
-        """``/stop`` that came as a run of its own: for the active runs of this chat that its sender may stop."""
+    async def _stop_others(self, installation: Installation, actor: identity.Actor) -> None:
+        """``/stop`` that came as a run of its own: for what runs or waits in this chat and its sender may stop."""
+        parked = installation.parked.in_chat(self.conversation)
+        stopped = [turn for turn in parked if turn.may_answer(actor) and installation.parked.stop(turn)]
         here = [
             each for each in installation.runs.values() if isinstance(each, _Run) and each.conversation == self.conversation
         ]
         mine = [each for each in here if each.judge is not None and each.judge.may(self.ctx.actor)]
         for each in mine:
             each.stop()
-        await self.tell("control.stopping" if mine else "control.not_yours" if here else "control.nothing_running")
+        if stopped and not mine:
+            await self.tell("turn.cancelled")
+            return
+        others = here or parked
+        await self.tell("control.stopping" if mine else "control.not_yours" if others else "control.nothing_running")
 
     async def _prompt(self, settings: RunnerSettings) -> Prompt:
         collected = attachments.collect(self.ctx.input)
@@ -402,7 +479,9 @@ class _Run:
     # ---- messages
 
     async def _steer(self, prompt: Prompt) -> bool:
-        """Put a message into the running turn; whether the agent took it."""
+        """Put a message into the running turn, never past a request that is shown; whether the agent took it."""
+        if self._questions is not None and self._questions.open:
+            return False
         held = self._session.held
         if held is None or not held.turn_open or not held.live.session.capabilities.steer:
             return False
@@ -420,6 +499,16 @@ class _Run:
             return prompt
         self._recovering = None
         return dataclasses.replace(prompt, text="\n\n".join([*missed, prompt.text])) if missed else prompt
+
+    async def _missed_meanwhile(self) -> list[Prompt]:
+        """Messages that the host dropped when the turn was parked; what looks like an answer came too early to be one."""
+        if self._recovering is None:
+            return []
+        missed = await self.until(self._recovering, limits.RECOVERY_WAIT)
+        if missed is None:
+            return []
+        self._recovering = None
+        return [Prompt(text) for text in missed if not answer_like(text)]
 
     def _stopped_text(self) -> str:
         """What a person is told who wrote ``/stop``, with the number of waiting messages that were dropped."""
@@ -439,15 +528,20 @@ class _Run:
 
     # ---- turns
 
-    async def _converse(self, asked: Asked, messages: MessageQueue) -> None:
-        """Every message in order, each with its own turn; raises what ends the whole run."""
+    async def _converse(self, asked: Asked, messages: MessageQueue, begun: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Every message in order, each with its own turn, behind one that has ``begun``; raises what ends the whole run.
+
+        Ends early, with the turn to be parked, when a person has to be asked.
+        """
         first = True
-        while await self._more(messages):
+        while begun is not None or await self._more(messages):
             if not first:
                 await self.delivery.begin_turn()
             first = False
+            work, begun = begun or partial(self._answered, messages.take(), asked), None
             try:
-                await self._answered(messages.take(), asked)
+                if not await self._worked(work, asked):
+                    return
             except _Stopped:
                 messages.stopping = False
                 await self.delivery.notice(self._stopped_text())
@@ -458,6 +552,38 @@ class _Run:
             if self._session.held is not None and not self._session.held.prompts:
                 # What the agent still had to take waits for its own turn now.
                 await self._session.held.live.close()
+
+    async def _worked(self, work: Callable[[], Awaitable[None]], asked: Asked) -> bool:
+        """One turn to its end, through whatever a person decides at once; false when it is to be parked."""
+        while True:
+            try:
+                await work()
+            except _Asks as asks:
+                decided = await self._ask(asks.event)
+                if decided is None:
+                    return False
+                held = self._session.held
+                assert held is not None
+                work = partial(self._decided_by, asked.actor, asks.event, decided, held)
+            else:
+                return True
+
+    async def _ask(self, event: ApprovalRequested | QuestionAsked) -> Decided | None:
+        """Show a request; what was decided in this very moment, else ``None`` with the turn to be parked."""
+        held, messages, questions = self._session.held, self._messages, self._questions
+        assert held is not None and messages is not None and questions is not None
+        if self._answers:
+            # What was decided before must have reached the agent.
+            await asyncio.wait(set(self._answers), timeout=limits.CANCEL_GRACE)
+        waiting = messages.take_all()
+        opened = await questions.show(event, held)
+        decided = await questions.linger(opened, messages)
+        if decided is None and self._session.may_park:
+            self._parking = questions.parked(opened, held, self._session, waiting, self._detached)
+        else:
+            # Elsewhere than where turns can be parked the answer will resume the session.
+            messages.put_all(waiting)
+        return decided
 
     async def _sent(self, messages: MessageQueue) -> None:
         """Let the chat take what was said, until a message or the time limit comes; ``/stop`` shortens it."""
@@ -498,13 +624,34 @@ class _Run:
         held = await self._ready(asked)
         prompt = await self._with_missed(prompt)
         try:
-            await self._turn(prompt, held)
+            await self._turn(held.live.session.prompt(prompt), held)
         except _NotTaken:
             held.broken = True
             try:
-                await self._turn(prompt, await self._ready(asked))
+                held = await self._ready(asked)
+                await self._turn(held.live.session.prompt(prompt), held)
             except _NotTaken:
                 raise AgentDied("coding.agent_died", retryable=True) from None
+
+    async def _decided_by(
+        self, who: identity.Actor, event: ApprovalRequested | QuestionAsked, decided: Decided, held: Held
+    ) -> None:
+        """Go on with the open turn, with what a person decided."""
+        assert self._questions is not None
+        await self._questions.decided(event, decided, held, who)
+        await self._turn(self._answer(event, decided, held), held, heard=True)
+
+    async def _answer(self, event: ApprovalRequested | QuestionAsked, decided: Decided, held: Held) -> None:
+        """Give the agent a person's answer, and the reason of a denial where the answer itself can't carry it."""
+        session = held.live.session
+        if not await session.answer(event.request_id, decided.answer):
+            if held.turn_open:
+                await self.tell("approval.not_open")
+            return
+        reason = asking.denial_of(decided)
+        if reason and not session.capabilities.denial_reason and not await self._steer(Prompt(reason)):
+            assert self._messages is not None
+            self._messages.put(Prompt(reason))
 
     async def _failed(self, problem: CodingError) -> None:
         """A turn that failed: told before the next one begins, else by the run's end."""
@@ -517,24 +664,26 @@ class _Run:
             self._clock.event(ended, time.monotonic())
         await self.delivery.end_turn(ended)
 
-    async def _turn(self, prompt: Prompt, held: Held) -> None:
-        """One turn from its prompt to its end; raises the limit that ended it, or the error it failed with."""
+    async def _turn(self, begin: Coroutine[Any, Any, None], held: Held, *, heard: bool = False) -> None:
+        """One turn from its prompt, or the answer with which it goes on (``heard``), to its end.
+
+        Raises the limit that ended it, the error it failed with, or :class:`_Asks`.
+        """
         clock, messages = self._clock, self._messages
         assert clock is not None and messages is not None
         session = held.live.session
-        heard = False
         held.turn_open = True
         clock.answered(STARTING, time.monotonic())
-        sending = self.spawn(session.prompt(prompt))
+        sending = self.spawn(begin)
         ending: CodingError | None = None
         end_by = math.inf
         while held.turn_open:
-            event = held.channel.take()
+            event = held.take()
             if event is not None:
                 heard = heard or not isinstance(event, SessionStarted)
                 clock.event(event, time.monotonic())
                 await self._event(event, held)
-            elif held.channel.ended:
+            elif held.ended:
                 _raise_from(sending, heard)
                 raise AgentDied("coding.agent_died", retryable=True)
             else:
@@ -564,28 +713,28 @@ class _Run:
         match event:
             case TurnEnded():
                 held.turn_open = False
+                held.live.grants.once = ""
                 cancelled = event.stop_reason == "cancelled"
                 await self.delivery.end_turn(event, sentence=self._stopped_text() if cancelled else None)
                 return
             case SessionStarted(session_id=session_id):
                 self._session.save(session_id)
-            case ApprovalRequested():
-                assert self._settings is not None
-                inside = inside_of(held.place.launcher, held.live.session.directory)
-                decision = approval_policy.decide(self._settings.approval_policy, event, inside)
+            case ApprovalRequested() | QuestionAsked():
                 await self.delivery.event(event)
+                assert self._questions is not None
+                decision = self._questions.judged(event, held)
+                if decision is None:
+                    raise _Asks(event)
                 await self._decided(event.request_id, decision, held)
-                return
-            case QuestionAsked():
-                await self.delivery.event(event)
-                await self._decided(event.request_id, approval_policy.unanswered(event), held)
                 return
             case _:
                 pass
         await self.delivery.event(event)
 
-    async def _decided(self, request_id: str, decision: approval_policy.Decision, held: Held) -> None:
-        self.spawn(held.live.session.answer(request_id, decision.answer))
+    async def _decided(self, request_id: str, decision: Decision, held: Held) -> None:
+        answering = self.spawn(held.live.session.answer(request_id, decision.answer))
+        self._answers.add(answering)
+        answering.add_done_callback(self._answers.discard)
         if self._clock is not None:
             self._clock.answered(request_id, time.monotonic())
         if decision.text_key and decision.text_key not in self._told:
@@ -605,7 +754,11 @@ class _Run:
     async def _released(self, installation: Installation) -> None:
         # Last in, first out; each is done whatever the others raise.
         async with contextlib.AsyncExitStack() as steps:
-            steps.push_async_callback(self._session.release, installation, revoked=self.revoked)
+            if self._parking is not None and not self.revoked:
+                steps.callback(installation.parked.put, self._parking)
+                steps.push_async_callback(self._session.park, installation)
+            else:
+                steps.push_async_callback(self._session.release, installation, revoked=self.revoked)
             steps.push_async_callback(ended, self._side)
 
 

@@ -25,6 +25,7 @@ from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
 
 from pkg import identity, limits
 from pkg.agent_api import AgentDriver, LiveOptions, SessionSpec
+from pkg.approval_policy import ASK
 from pkg.held_session import Held, discarded, fingerprint, interrupted, start, stored
 from pkg.installations import Installation, Lease
 from pkg.langbot_tools import AddressedTools, SessionTools, open_session_tools
@@ -86,7 +87,7 @@ class _Plan:
     spec: SessionSpec
     key: str
     opened_with: str
-    store: SessionStore
+    store_key: str
     keep: float
 
 
@@ -107,8 +108,13 @@ class RunSession:
         self._loose: SessionTools | None = None
         self._opening: asyncio.Task[LiveSession] | None = None
         self._acquiring: asyncio.Task[Lease] | None = None
+        self._state: SessionStore | None = None
+        """Where the host keeps the session's id."""
         self._store: SessionStore | None = None
+        """The same, where sessions are reused."""
         self._saver: asyncio.Task[None] | None = None
+        self._installation: Installation | None = None
+        """Set while parked."""
         self._wanted: tuple[LiveSession, str] | None = None
         """The id to store next."""
         self._named = ""
@@ -131,7 +137,8 @@ class RunSession:
             await self._run.during(installation.warm.settled(plan.key))
             resume = self._former
             if not resume and settings.reuse_session:
-                resume = await self._run.during(plan.store.load()) or ""
+                assert self._state is not None
+                resume = await self._run.during(self._state.load()) or ""
             spec = dataclasses.replace(plan.spec, resume_session_id=resume)
             tools = await self._new_tools(asked, plan.place) if settings.langbot_assets_enabled else None
             made = partial(LiveSession, plan.key, plan.opened_with, adopt=installation.adopt)
@@ -141,7 +148,7 @@ class RunSession:
             self._opening, self._loose = None, None
             held = self.held = Held(live, live.channel, plan.place, plan.keep)
         if settings.reuse_session:
-            self._store = plan.store
+            self._store = self._state
             self.save(held.live.session.session_id)
         return held
 
@@ -182,6 +189,43 @@ class RunSession:
         if self._saver is not None:
             await asyncio.wait({self._saver}, timeout=limits.CLOSE_WAIT)
 
+    # ---- while no run has it
+
+    @property
+    def may_park(self) -> bool:
+        """Whether the session may live on between runs in its place."""
+        return self._plan is not None and self._plan.place.may_keep
+
+    async def park(self, installation: Installation) -> None:
+        """Give up everything of the run but the session in hand and its locks; :meth:`resume` or :meth:`cancel_parked` follows.
+
+        LangBot's tools wait for the next run.
+        """
+        assert self.held is not None
+        self._installation = installation
+        if isinstance(self.held.live.companion, SessionTools):
+            self.held.live.companion.park()
+        await self._tools.aclose()
+        self._state = self._store = None
+        del self._run
+
+    async def resume(self, run: Owner, asked: Asked) -> Held:
+        """Go on in ``run`` with the session that was parked."""
+        self._run = run
+        assert self.held is not None and self._plan is not None
+        self._state = SessionStore(run.ctx, self._plan.store_key)
+        if asked.settings.reuse_session:
+            self._store = self._state
+            self.save(self.held.live.session.session_id)
+        if isinstance(self.held.live.companion, SessionTools):
+            await self._attach_tools(self.held.live.companion, asked.settings)
+        return self.held
+
+    async def cancel_parked(self, *, revoked: bool) -> None:
+        """Cancel the turn of the parked session and give everything back."""
+        assert self._installation is not None
+        await self.release(self._installation, revoked=revoked)
+
     async def release(self, installation: Installation, *, revoked: bool) -> None:
         """Give everything back: the tools, the session (kept or closed), the locks. For the run's end, once."""
         async with contextlib.AsyncExitStack() as steps:
@@ -217,6 +261,9 @@ class RunSession:
                 mcp_servers=settings.mcp_servers(plugin.secrets),
             ),
         )
+        if settings.approval_rules:
+            # A rule can only decide what the agent asks about.
+            spec = dataclasses.replace(spec, policy=ASK)
         owner = None if settings.share_session == "conversation" else asked.actor
         stored_key = identity.session_key(
             authority,
@@ -228,12 +275,13 @@ class RunSession:
         )
         for name in (f"session {stored_key}", *place.locks):
             await self._lock(asked.installation, name)
+        self._state = SessionStore(self._run.ctx, stored_key)
         return _Plan(
             place,
             spec,
             key=identity.conversation_key(authority, self._run.conversation, owner),
             opened_with=fingerprint(spec, place, assets=settings.langbot_assets_enabled),
-            store=SessionStore(self._run.ctx, stored_key),
+            store_key=stored_key,
             keep=settings.keep_warm if settings.reuse_session and place.may_keep else 0.0,
         )
 

@@ -26,6 +26,7 @@ from typing import Any, Final, Protocol, TypeVar
 from pkg import limits
 from pkg.errors import CodingError, DaemonFenced, ProcessCleanupUnconfirmed, Refused
 from pkg.pacing import Paces
+from pkg.parking import ParkedTurns
 from pkg.warm_sessions import WarmSessions
 
 log = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ class Installation:
         self.locks = Locks()
         self.paces = Paces()
         self.warm = WarmSessions(self.adopt)
+        self.parked = ParkedTurns(self.adopt)
         self.revoked = False
         self._work: set[asyncio.Task[Any]] = set()
         self._drops: set[Callable[[], None]] = set()
@@ -151,6 +153,7 @@ class Installation:
             drop()
         self._drops.clear()
         await asyncio.gather(*(run.ended() for run in runs))
+        await self.parked.end_all()
         await self.warm.close_all()
         while self._work:
             await asyncio.wait(set(self._work))

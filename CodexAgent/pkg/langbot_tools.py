@@ -22,7 +22,8 @@ Guarantees:
 - at most ``MCP_CALLS_AT_ONCE`` calls of a run are on their way to the host, ``MCP_CALLS_WAITING`` more wait, the next is told
   to try again; a slow call delays no other, and the SDK's own timeouts end it;
 - when the run ends its bearer (or its attachment) is worthless at once, calls in flight are cancelled and awaited, and the
-  agent reads that the run has ended; between runs a session's address answers that no run is active;
+  agent reads that the run has ended; between runs a session's address answers that no run is active, while its turn is parked
+  after waiting for the next run;
 - a result longer than ``MCP_RESULT_CHARS`` is cut and says so in words and in ``_meta``; the current event carries neither the
   stored state nor the bodies of attachments;
 - nothing of a run is kept after it, except the names and schemas of the tools it had (an agent may list them between runs).
@@ -113,12 +114,17 @@ class SessionTools:
         run = _Run(_RunTools(runner.get_run_api(ctx), _narrowed(ctx, knowledge_bases)), contextvars.copy_context())
         self._surface.run = run
         self._surface.listed = run.listed()
+        self._surface.unpark()
         try:
             yield
         finally:
             if self._surface.run is run:
                 self._surface.run = None
             await run.end()
+
+    def park(self) -> None:
+        """Until the next run is attached let calls wait for it, ``limits.PARKED_TOOL_WAIT`` seconds at most."""
+        self._surface.parked = asyncio.Event()
 
     async def answer(self, payload: Json) -> Json:
         """Answer one decoded MCP payload, for another way than HTTP to the same tools; ``None`` when nothing is to be said."""
@@ -127,6 +133,7 @@ class SessionTools:
     async def close(self) -> None:
         """Cancel what an attached run has in flight; idempotent, finished even under cancellation."""
         self._surface.closed = True
+        self._surface.unpark()
         run, self._surface.run = self._surface.run, None
         if run is not None:
             await run.end()
@@ -318,6 +325,22 @@ class _Surface:
         self.run: _Run | None = None
         self.listed: list[dict[str, Json]] = []
         self.closed = False
+        self.parked: asyncio.Event | None = None
+        """Set when the next run is there, while a turn waits for it."""
+
+    def unpark(self) -> None:
+        """Let the waiting calls go on."""
+        parked, self.parked = self.parked, None
+        if parked is not None:
+            parked.set()
+
+    async def active(self) -> _Run | None:
+        """The attached run, waited for while a turn is parked."""
+        if self.run is None and self.parked is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limits.PARKED_TOOL_WAIT):
+                    await self.parked.wait()
+        return self.run
 
     async def answer(self, payload: Json) -> Json:
         """The JSON-RPC answer to one payload; ``None`` for notifications and answers."""
@@ -363,6 +386,7 @@ class _Resolver:
         return self.surface.listed
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        if self.surface.run is None:
+        run = await self.surface.active()
+        if run is None:
             return _tool_error(_NO_RUN)
-        return await self.surface.run.call(name, arguments, self.request_id)
+        return await run.call(name, arguments, self.request_id)

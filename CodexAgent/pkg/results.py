@@ -131,6 +131,10 @@ class Delivery:
         self._fences = FenceTracker()
         self._turn_has_text = False
         self._said_anything = False
+        self._question = ""
+        """In single mode: what the last message ends with, never cut."""
+        self._request: RunnerResult | None = None
+        """In single mode: what the host is to show behind the last message."""
         self._notices: list[str] = []
         self._noticed: set[str] = set()
         self._notice_since = 0.0
@@ -191,6 +195,44 @@ class Delivery:
             if not self._finished:
                 await self._notice(text)
                 await self._poll()
+
+    @property
+    def units(self) -> int | None:
+        """UTF-16 units that one message may hold; ``None`` where the surface sets no limit."""
+        return self._surface.limit.units
+
+    async def ask(self, text: str, request: RunnerResult | None) -> None:
+        """Show what a person must decide, whole and behind everything said so far.
+
+        ``request`` has the host show it with buttons; without one ``text`` is a message of its own (in single mode the end of
+        the last message, which is shortened before it). Both are shown again when asked again.
+        """
+        async with self._lock:
+            if self._finished:
+                return
+            await self._feed(self._cleaner.flush())
+            await self._flush_notices(force=True)
+            self._said_anything = True
+            if self._single:
+                self._section_open = False
+                self._question = text if request is None else ""
+                self._request = request
+                return
+            now = self._clock()
+            if self._bubbles.has_text:
+                await self._perform(self._bubbles.close(now), ends=True)
+            if request is None:
+                await self._perform(self._bubbles.message(text, now), ends=True, must=True)
+                return
+            if self._bubbles.open:
+                below = texts.render("approval.see_below", self._language)
+                await self._perform(self._bubbles.close(now, below), ends=True)
+            await self._drain()
+            await self._emit_request(request)
+
+    async def _emit_request(self, request: RunnerResult) -> None:
+        self._pace.take(1, self._clock())
+        await self._emit(request)
 
     async def tick(self) -> None:
         """Send what pacing held back and, after a long silence, a heartbeat; call it about ten times a second."""
@@ -476,16 +518,24 @@ class Delivery:
             if self._next_ahead() is not None:
                 await self._wait(self._pace.ready_at(cost, self._clock()) - self._clock())
         whole = self._whole()
-        rest = whole[self._ahead :] or ("" if self._ahead else self._last_words())
-        part, more, _ = cut(rest, self._single_limit, self._ahead_fence)
+        silent = self._ahead or self._question or self._request is not None
+        rest = whole[self._ahead :] or ("" if silent else self._last_words())
+        behind = f"\n\n{self._question}" if self._question and not is_blank(rest) else self._question
+        part, more, _ = cut(rest, self._single_limit.less(behind) if behind else self._single_limit, self._ahead_fence)
         text = part.text
-        if not is_blank(more):
+        if not is_blank(more) and behind:
+            name = await self._stored(rest)
+            text = self._note("reply.rest_file" if name else "reply.rest_cut", name, rest)
+        elif not is_blank(more):
             name = await self._stored(rest)
             keys = ("reply.rest_file", "reply.rest_cut") if self._ahead else ("reply.overflow_file", "reply.cut")
             text = _shortened(rest, told, self._note(keys[0] if name else keys[1], name, rest), self._single_limit)
+        text += behind
         if not is_blank(text):
-            self._out.put([Complete(text, rest)])
+            self._out.put([Complete(text, rest + behind)])
             await self._drain()
+        if self._request is not None:
+            await self._emit_request(self._request)
 
     @property
     def _single_limit(self) -> Limit:

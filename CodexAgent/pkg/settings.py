@@ -340,6 +340,9 @@ class RunnerSettings(FormModel):
 
     approval_policy: Line = "ask"
     allowed_actors: Names = ()
+    approvers: Names = ()
+    approval_rules: Line = ""
+    approval_timeout: Seconds = 600
     share_session: Literal["actor", "conversation"] = "actor"
     user_id_source: Literal["sender", "legacy-session", "legacy-bot"] = "sender"
 

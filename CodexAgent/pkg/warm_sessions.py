@@ -22,6 +22,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from pkg import limits
 from pkg.agent_api import AgentEvent, AgentSession, Json
+from pkg.session_grants import SessionGrants
 
 
 class Adopt(Protocol):
@@ -75,6 +76,10 @@ class Channel(Generic[Item]):
         self.ended = True
         self._changed.set()
 
+    def wake(self) -> None:
+        """Let whoever waits look again."""
+        self._changed.set()
+
     def close(self) -> None:
         """The consumer is gone: forget what is inside and let a waiting :meth:`put` go."""
         self._closed = True
@@ -116,6 +121,8 @@ class LiveSession:
         """Closed after the session."""
         self.options: Mapping[str, Json] = types.MappingProxyType({})
         """The options it goes on with."""
+        self.grants = SessionGrants()
+        """What people allowed for as long as the session lives."""
         self.stored_id = ""
         """The vendor's id as it is known to be stored by the host."""
         self.gone = asyncio.Event()

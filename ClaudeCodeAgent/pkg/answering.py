@@ -1,0 +1,130 @@
+"""What a message or a press means for the requests that are open in its chat: pure lookups, and one look into the host's state.
+
+Guarantees: only the requester and the approvers answer; a press counts for the request it was shown with and for no other; a
+message that is no answer never reaches the agent past an open request of its writer; an approver's message that is no answer is
+a message of its own.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from langbot_plugin.api.entities.builtin.runner.interaction import InteractionSubmission
+
+from pkg.agent_api import ApprovalRequested, Choice
+from pkg.identity import Actor, Conversation
+from pkg.interactions import Again, Decided, OpenRequest, Outcome, Unclear, answer_like
+from pkg.open_record import OpenRecord, record_from
+from pkg.parking import ParkedTurn, ParkedTurns
+from pkg.session_store import SessionStore
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The answer to a parked turn's request."""
+
+    turn: ParkedTurn
+    decided: Decided
+
+
+@dataclass(frozen=True, slots=True)
+class Further:
+    """The request has another step, to be shown now."""
+
+    turn: ParkedTurn
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Nothing changes, and the person is told so."""
+
+    text_key: str
+    params: Mapping[str, str] = field(default_factory=lambda: types.MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """The answer to a request whose turn is gone, within its time; ``text`` answers a question."""
+
+    record: OpenRecord
+    allowed: bool
+    text: str
+
+
+Meaning = Resumed | Further | Told
+
+_ANY: Final = ApprovalRequested(
+    "", "-", "other", (Choice("allow", "", "allow_once"), Choice("deny", "", "reject_once")), cwd="-", command="-"
+)
+"""Stands for a request of which only its choices are known."""
+
+
+def meaning(
+    parked: ParkedTurns,
+    conversation: Conversation,
+    actor: Actor,
+    key: str,
+    submission: InteractionSubmission | None,
+    text: str,
+) -> Meaning | None:
+    """What a press (``submission``) or a message says about the parked turns of its chat; ``None``: nothing.
+
+    ``key`` is where a turn of the actor would be parked.
+    """
+    if submission is not None:
+        turn = parked.shown_as(submission.interaction_id)
+        if turn is None or turn.conversation != conversation:
+            return None
+        if not turn.may_answer(actor):
+            return Told("approval.not_yours")
+        return _of(turn, actor, turn.request.pressed(submission.action_id or "", submission.values))
+    turn = parked.of(key)
+    if turn is not None and not turn.may_answer(actor):
+        return Told("approval.waiting_for_other", {"action": turn.request.described()})
+    if turn is not None:
+        return _of(turn, actor, turn.request.understand(text))
+    others = [each for each in parked.in_chat(conversation) if each.may_answer(actor)]
+    writing = next((each for each in others if each.answering == actor), None)
+    if writing is not None:
+        return _of(writing, actor, writing.request.understand(text))
+    if not others or not answer_like(text):
+        return None
+    if len(others) > 1:
+        return Told("approval.several_open")
+    outcome = others[0].request.understand(text)
+    return None if isinstance(outcome, Unclear) else _of(others[0], actor, outcome)
+
+
+def _of(turn: ParkedTurn, actor: Actor, outcome: Outcome) -> Meaning:
+    match outcome:
+        case Decided():
+            return Resumed(turn, outcome)
+        case Again():
+            turn.answering = actor
+            return Further(turn)
+        case Unclear(text_key, params):
+            return Told(text_key, params)
+
+
+async def late(store: SessionStore, who: str, submission: InteractionSubmission | None, text: str) -> Late | Told | None:
+    """What a press or a message says about a request that nobody knows any more but the host's state (``store``).
+
+    ``who`` names the person as :class:`OpenRecord` has it.
+    """
+    if submission is None and not answer_like(text):
+        return None
+    record = record_from(await store.load())
+    known = record is not None and record.who == who and not record.expired
+    if record is None or not known or (submission is not None and record.interaction_id != submission.interaction_id):
+        return None if submission is None else Told("approval.over")
+    if record.kind == "question":
+        values = {} if submission is None else submission.values
+        said = text if submission is None else ", ".join(map(str, values.values()))
+        return Late(record, allowed=False, text=said)
+    request = OpenRequest(_ANY, machine="-", directory="-", limit=None)
+    outcome = request.understand(text) if submission is None else request.pressed(submission.action_id or "", submission.values)
+    allowed = isinstance(outcome, Decided) and outcome.decision in ("allow_once", "allow_session")
+    return Late(record, allowed, outcome.answer.message if isinstance(outcome, Decided) else "")

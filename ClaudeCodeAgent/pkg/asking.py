@@ -1,0 +1,300 @@
+"""How one run answers what its agent asks: by policy, by what was granted, or by a person, for whom the turn is parked.
+
+Guarantees:
+
+- every request is answered once: by a rule or the policy at once, or by a person, or as cancelled;
+- a person is asked only where the answer can come back: in a chat that is named, while there is room for another parked turn;
+  elsewhere the request is refused, and the text says how it can be allowed;
+- a grant, for once or for the session, turns "ask" into "allow" and nothing else: what rules or the policy deny stays denied;
+- every decision is written to the log of decisions.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
+from langbot_plugin.api.entities.builtin.runner.result import RunnerResult
+
+from pkg import approval_policy, identity, texts
+from pkg.agent_api import Answer, ApprovalRequested, Prompt, QuestionAsked
+from pkg.answering import Late
+from pkg.approval_policy import Decision
+from pkg.decision_log import DecisionLine, DecisionLog
+from pkg.held_session import Held
+from pkg.interactions import Decided, OpenRequest, Unclear, digest
+from pkg.message_queue import MessageQueue
+from pkg.open_record import OpenRecord
+from pkg.parking import Carried, Outcome, ParkedTurn
+from pkg.places import inside_of
+from pkg.results import Delivery
+from pkg.run_session import Asked
+from pkg.session_store import SessionStore
+
+Request = ApprovalRequested | QuestionAsked
+
+_ALLOWED_LATE: Final = (
+    "The action you last asked permission for has now been allowed. The connection was interrupted in between, so do it again "
+    "now; then go on with what you were doing."
+)
+_DENIED_LATE: Final = (
+    "The action you last asked permission for was not allowed. The connection was interrupted in between; go on without it."
+)
+
+
+class Owner(Protocol):
+    """The run, as its questions need it."""
+
+    ctx: RunnerContext
+    conversation: identity.Conversation
+    language: str
+
+    @property
+    def delivery(self) -> Delivery:
+        """What people see."""
+        ...
+
+    async def tell(self, key: str, params: Mapping[str, str] | None = None) -> None:
+        """Tell the person a text of the catalogue."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A request that is shown to a person now."""
+
+    event: Request
+    request: OpenRequest
+    interaction_id: str
+    until: float
+    expires_at: int
+
+
+class Questions:
+    """The requests of one run."""
+
+    def __init__(self, run: Owner, asked: Asked) -> None:
+        """For a run that was asked for by ``asked``."""
+        self._run = run
+        self._asked = asked
+        self._log = DecisionLog.for_worker(asked.authority)
+        self.open = False
+        """A request is shown, and nothing reaches the agent past it."""
+        self._once = ""
+        """The digest of an action that is allowed once more, because the answer came when its turn was gone."""
+        self.key = open_key(run.conversation, asked)
+        self._store = record_store(run.ctx, run.conversation, asked)
+
+    # ---- without a person
+
+    def judged(self, event: Request, held: Held) -> Decision | None:
+        """The answer of rules, policy and grants, or that nobody can be asked; ``None`` when a person has to be asked."""
+        if isinstance(event, QuestionAsked):
+            if self._can_ask():
+                return None
+            self._write(event, held, "cancelled", "nobody to ask")
+            return approval_policy.unanswered(event)
+        if self._once:
+            held.live.grants.once, self._once = self._once, ""
+        settings = self._asked.settings
+        inside = inside_of(held.place.launcher, held.live.session.directory)
+        verdict = approval_policy.judge(settings.approval_policy, settings.approval_rules, event, inside)
+        by = verdict.by
+        if verdict.verdict == "ask":
+            if held.live.grants.take_once(event):
+                by = "grant once"
+            elif held.live.grants.covers(self._asked.actor, event):
+                by = "grant for this session"
+            elif self._can_ask():
+                return None
+            else:
+                decision = approval_policy.refusal(event, verdict)
+                self._write(event, held, "deny", by)
+                return decision
+        elif verdict.verdict == "deny":
+            self._write(event, held, "deny", by)
+            return approval_policy.refusal(event, verdict)
+        answer = approval_policy.grant(event)
+        if answer is None:
+            self._write(event, held, "deny", "no single grant")
+            return approval_policy.ungrantable(event)
+        self._write(event, held, "allow", by)
+        return Decision(answer, allowed=True)
+
+    def _can_ask(self) -> bool:
+        named = self._run.ctx.conversation is not None and bool(self._run.ctx.conversation.conversation_id)
+        return named and not self._asked.installation.parked.full
+
+    # ---- with a person
+
+    async def show(self, event: Request, held: Held) -> Opened:
+        """Show the request and remember with the host that it is open."""
+        self.open = True
+        timeout = self._asked.settings.approval_timeout
+        request = OpenRequest(
+            event,
+            machine=held.place.launcher.label,
+            directory=held.live.session.directory,
+            limit=self._run.delivery.units,
+        )
+        opened = Opened(
+            event, request, uuid.uuid4().hex, until=time.monotonic() + timeout, expires_at=math.ceil(time.time() + timeout)
+        )
+        await self._remember(opened)
+        await self._show(opened)
+        return opened
+
+    async def _show(self, opened: Opened) -> None:
+        minutes = math.ceil((opened.until - time.monotonic()) / 60)
+        await show_step(self._run, opened.request, opened.interaction_id, opened.expires_at, minutes)
+
+    async def linger(self, opened: Opened, messages: MessageQueue) -> Decided | None:
+        """What was decided by a message that was typed before the run could end; what comes behind it waits for its turn.
+
+        A ``/stop`` cancels the request and is left to be obeyed.
+        """
+        decided: Decided | None = None
+        while decided is None and not messages.stopping and await messages.more():
+            later: list[Prompt] = []
+            for prompt in messages.take_all():
+                if decided is not None:
+                    later.append(prompt)
+                    continue
+                match opened.request.understand(prompt.text):
+                    case Decided() as decided:
+                        pass
+                    case Unclear(text_key, params):
+                        await self._run.tell(text_key, params)
+                    case _:
+                        await self._show(opened)
+            messages.put_all(later)
+        if messages.stopping:
+            decided = Decided(Answer(), "cancelled")
+        self.open = decided is None
+        return decided
+
+    async def _remember(self, opened: Opened) -> None:
+        who = identity.scoped_name(self._asked.authority, self._asked.actor)
+        await self._store.save(_record(opened.event, opened.interaction_id, who, opened.expires_at))
+
+    def parked(
+        self,
+        opened: Opened,
+        held: Held,
+        carried: Carried,
+        messages: Iterable[Prompt],
+        send: Callable[[str], Awaitable[None]] | None,
+    ) -> ParkedTurn:
+        """The turn that waits for the answer; ``send`` speaks to the chat outside the run."""
+        language = self._run.language
+
+        async def tell(outcome: Outcome) -> None:
+            assert send is not None
+            await send(told_outcome(outcome, language))
+
+        return ParkedTurn(
+            key=self.key,
+            conversation=self._run.conversation,
+            requester=self._asked.actor,
+            approvers=self._asked.settings.approvers,
+            carried=carried,
+            held=held,
+            request=opened.request,
+            language=language,
+            until=opened.until,
+            expires_at=opened.expires_at,
+            interaction_id=opened.interaction_id,
+            messages=messages,
+            tell=None if send is None else tell,
+        )
+
+    async def decided(self, event: Request, decided: Decided, held: Held, who: identity.Actor) -> None:
+        """A person has decided: remembered where it counts for longer, written down, confirmed in the chat."""
+        if decided.decision == "allow_session" and isinstance(event, ApprovalRequested):
+            held.live.grants.add(self._asked.actor, event)
+        self._write(event, held, decided.decision, "person", who)
+        await self._store.save("")
+        await self._run.delivery.notice(texts.render(f"approval.done_{decided.decision}", self._run.language))
+
+    async def taken_late(self, late: Late) -> Prompt:
+        """What the agent is told when the answer came after its turn was gone."""
+        await self._store.save("")
+        if late.record.kind == "question":
+            return Prompt(late.text)
+        if late.allowed:
+            self._once = late.record.digest
+            return Prompt(_ALLOWED_LATE)
+        return Prompt(f"{_DENIED_LATE}\n{late.text}" if late.text else _DENIED_LATE)
+
+    def _write(self, event: Request, held: Held, decision: str, by: str, who: identity.Actor | None = None) -> None:
+        self._log.write(
+            DecisionLine(
+                conversation=self.key,
+                actor=identity.scoped_name(self._asked.authority, who or self._asked.actor),
+                kind=event.kind if isinstance(event, ApprovalRequested) else "question",
+                what=described(event),
+                digest=digest(event) if isinstance(event, ApprovalRequested) else "",
+                machine=held.place.launcher.machine,
+                directory=held.live.session.directory,
+                decision=decision,
+                by=by,
+            )
+        )
+
+
+def described(event: Request) -> str:
+    """One line that names what is asked."""
+    return OpenRequest(event, machine="", directory="", limit=None).described()
+
+
+def told_outcome(outcome: Outcome, language: str) -> str:
+    """What became of a parked turn, for people."""
+    told = texts.render(outcome.text_key, language, {"action": outcome.asked})
+    return f"{told}\n\n{outcome.said}" if outcome.said.strip() else told
+
+
+async def show_step(run: Owner, request: OpenRequest, interaction_id: str, expires_at: int, minutes: int) -> None:
+    """Show the current step of a request, with buttons where the surface has them."""
+    shown = request.shown(run.language, minutes)
+    result = None
+    if run.ctx.delivery.interactions is not None and shown.options:
+        result = RunnerResult.interaction_requested(run.ctx.run_id, shown.request(interaction_id, expires_at))
+    await run.delivery.ask(shown.text, result)
+
+
+async def show_further(run: Owner, turn: ParkedTurn, asked: Asked) -> None:
+    """Show the next step of a parked turn's request; what was shown before answers nothing any more."""
+    turn.renewed()
+    requester = identity.scoped_name(asked.authority, turn.requester)
+    store = record_store(run.ctx, turn.conversation, replace(asked, actor=turn.requester))
+    await store.save(_record(turn.request.event, turn.interaction_id, requester, turn.expires_at))
+    await show_step(run, turn.request, turn.interaction_id, turn.expires_at, turn.minutes)
+
+
+def _record(event: Request, interaction_id: str, who: str, expires_at: int) -> str:
+    if isinstance(event, ApprovalRequested):
+        return OpenRecord(interaction_id, "approval", digest(event), who, expires_at).to_text()
+    return OpenRecord(interaction_id, "question", "", who, expires_at).to_text()
+
+
+def open_key(conversation: identity.Conversation, asked: Asked) -> str:
+    """Where a turn of this person (or of this shared session) is parked."""
+    owner = None if asked.settings.share_session == "conversation" else asked.actor
+    return identity.conversation_key(asked.authority, conversation, owner)
+
+
+def record_store(ctx: RunnerContext, conversation: identity.Conversation, asked: Asked) -> SessionStore:
+    """Where the host remembers the open request of :func:`open_key`."""
+    owner = None if asked.settings.share_session == "conversation" else asked.actor
+    name = identity.session_key(asked.authority, conversation, owner, agent="open-request", machine="", workspace="")
+    return SessionStore(ctx, name)
+
+
+def denial_of(decided: Decided) -> str:
+    """The reason a person gave with a denial, ``""`` for none."""
+    return decided.answer.message if decided.decision == "deny" else ""

@@ -1,0 +1,143 @@
+"""What the steps of an open request are made of: how one is shown, and what an answer to it comes to."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from pkg import action_text, limits, texts
+from pkg.agent_api import Answer, ApprovalRequested, Json
+from pkg.text_split import Limit
+
+if typing.TYPE_CHECKING:
+    from langbot_plugin.api.entities.builtin.runner.interaction import InteractionRequest
+
+ALLOW_ONCE: Final = "allow_once"
+ALLOW_SESSION: Final = "allow_session"
+DENY: Final = "deny"
+DENY_WHY: Final = "deny_why"
+SKIP: Final = "skip"
+CANCEL: Final = "cancel"
+ACCEPT: Final = "accept"
+"""The choice of an answer to a question that asks for nothing but consent, or whose fields were all left out."""
+
+Decision = Literal["allow_once", "allow_session", "deny", "answered", "cancelled"]
+Style = Literal["default", "primary", "danger"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The request is answered; the reason of a denial is ``answer.message``."""
+
+    answer: Answer
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The next step is to be shown: the next field of a question, or the reason of a denial."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unclear:
+    """Not an answer; the text to tell."""
+
+    text_key: str
+    params: Mapping[str, str] = field(default_factory=lambda: types.MappingProxyType({}))
+
+
+Outcome = Decided | Again | Unclear
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One button, and in this order one number."""
+
+    option_id: str
+    label: str
+    style: Style = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One step as it is shown; ``text`` is the whole of it as one message, for surfaces without buttons."""
+
+    title: str
+    description: str
+    options: tuple[Option, ...]
+    text: str
+    kind: Literal["confirmation", "choice"] = "confirmation"
+
+    def request(self, interaction_id: str, expires_at: int) -> InteractionRequest:
+        """The step as the host takes it: actions only. ``expires_at`` is in seconds since the epoch."""
+        from langbot_plugin.api.entities.builtin.runner import interaction
+
+        return interaction.InteractionRequest(
+            interaction_id=interaction_id,
+            kind=self.kind,
+            title=self.title,
+            description=self.description,
+            actions=[
+                interaction.InteractionAction(id=option.option_id, label=option.label, style=option.style)
+                for option in self.options
+            ],
+            expires_at=expires_at,
+            fallback_text=self.text,
+        )
+
+
+def known(event: ApprovalRequested) -> bool:
+    """Whether what would be done is known whole."""
+    return event.complete and not any(diff.truncated for diff in event.diffs)
+
+
+def composed(
+    title: str,
+    blocks: Sequence[str],
+    options: tuple[Option, ...],
+    language: str,
+    minutes: int,
+    *,
+    reply: str = "interaction.reply_number",
+    kind: Literal["confirmation", "choice"] = "confirmation",
+) -> Shown:
+    """A step of these paragraphs; how to answer and the time left stand below. Without buttons nobody is told to press one."""
+
+    def whole(key: str) -> str:
+        last = (texts.render(key, language) if key else "", texts.render("interaction.expires", language, {"minutes": minutes}))
+        return "\n\n".join((*filter(None, blocks), " ".join(filter(None, last))))
+
+    plain = whole("interaction.reply_number_only" if reply == "interaction.reply_number" else reply)
+    return Shown(title, whole(reply), options, f"{title}\n\n{plain}", kind)
+
+
+def fits(shown: Shown, room: Limit) -> bool:
+    """Whether a step can be shown as one message, with buttons or without, and as a request of the host."""
+    return (
+        len(shown.title) <= limits.INTERACTION_TITLE_CHARS
+        and len(shown.description) <= limits.INTERACTION_DESCRIPTION_CHARS
+        and len(shown.text) <= limits.INTERACTION_TEXT_CHARS
+        and room.admits(f"{shown.title}\n\n{shown.description}")
+        and room.admits(shown.text)
+    )
+
+
+def cut(text: str, most: int) -> str:
+    """``text``, at most ``most`` characters long, with ``…`` where it was cut."""
+    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
+
+
+def words_of_agent(text: str, most: int) -> str:
+    """Words of the agent on one line that begins with ours, so that they cannot pose as more than that."""
+    head = text[: most * 4]
+    line = action_text.visible(" ".join(head.split()), lines=False).replace("`", "'")
+    return cut(line + ("…" if len(head) < len(text) else ""), most)
+
+
+def selected(values: Mapping[str, Json]) -> str:
+    """The name of the one option that a form's values select, else nothing."""
+    chosen = next(iter(values.values())) if len(values) == 1 else None
+    return chosen if isinstance(chosen, str) else ""
