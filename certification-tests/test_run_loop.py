@@ -885,7 +885,7 @@ async def test_an_agent_that_ignores_the_cancel_is_ended(tmp_path: Path, monkeyp
 async def test_approvals_are_answered_by_policy_and_denials_told_once(
     tmp_path: Path, policy: str, answers: list[str], told: int
 ) -> None:
-    """Our rule: ask denies visibly until people can be asked; no standing grant."""
+    """Our rule: where nobody can be asked, as in a run that names no chat, it is denied visibly; no standing grant."""
     given: list[Answer] = []
 
     async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
@@ -896,7 +896,7 @@ async def test_approvals_are_answered_by_policy_and_denials_told_once(
         return None
 
     async with harness(tmp_path, ScriptedDriver(script), approval_policy=policy) as h:
-        done = await h.run("one")
+        done = await h.run("one", conversation="")
     assert [each.choice_id for each in given] == answers
     assert sum("denied" in text for text in done.shown) == told
     assert done.shown[-1] == "done"
@@ -904,7 +904,7 @@ async def test_approvals_are_answered_by_policy_and_denials_told_once(
 
 @pytest.mark.asyncio
 async def test_a_question_is_repeated_in_the_chat_and_cancelled(tmp_path: Path) -> None:
-    """Known gap: nobody can answer during a run."""
+    """Our rule: where nobody can be asked the question is told, and the agent hears that it is not answered."""
 
     async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
         answer = await session.ask(QuestionAsked("q", "Which port?"))
@@ -912,7 +912,7 @@ async def test_a_question_is_repeated_in_the_chat_and_cancelled(tmp_path: Path) 
         return None
 
     async with harness(tmp_path, ScriptedDriver(script)) as h:
-        done = await h.run("one")
+        done = await h.run("one", conversation="")
     assert "Which port?" in done.text
     assert done.shown[-1] == "cancelled"
 
@@ -968,7 +968,7 @@ async def test_after_an_approval_silence_counts_again(tmp_path: Path) -> None:
         await asyncio.Event().wait()
         return None
 
-    async with harness(tmp_path, ScriptedDriver(script), idle_timeout=0.3) as h:
+    async with harness(tmp_path, ScriptedDriver(script), idle_timeout=0.3, approval_policy="deny") as h:
         assert "coding.idle_limit" in (await h.run("one", deadline=60.0)).log
 
 
@@ -1144,7 +1144,7 @@ async def test_a_process_left_by_a_helper_task_is_told(tmp_path: Path) -> None:
         await asyncio.Event().wait()
         return None
 
-    async with harness(tmp_path, Driver(script)) as h:
+    async with harness(tmp_path, Driver(script), approval_policy="deny") as h:
         done = await h.run("one")
         assert "coding.cleanup_unconfirmed" in done.log
         assert done.reason == "error"

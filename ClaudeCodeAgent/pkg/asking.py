@@ -38,6 +38,13 @@ from pkg.session_store import SessionStore
 
 Request = ApprovalRequested | QuestionAsked
 
+_CONFIRMED: Final[Mapping[str, str]] = {
+    "allow_once": "approval.done_allow_once",
+    "allow_session": "approval.done_allow_session",
+    "deny": "approval.done_deny",
+    "answered": "approval.done_answered",
+    "cancelled": "approval.done_cancelled",
+}
 _ALLOWED_LATE: Final = (
     "The action you last asked permission for has now been allowed. The connection was interrupted in between, so do it again "
     "now; then go on with what you were doing."
@@ -219,7 +226,7 @@ class Questions:
             held.live.grants.add(self._asked.actor, event)
         self._write(event, held, decided.decision, "person", who)
         await self._store.save("")
-        await self._run.delivery.notice(texts.render(f"approval.done_{decided.decision}", self._run.language))
+        await self._run.delivery.notice(texts.render(_CONFIRMED[decided.decision], self._run.language))
 
     async def taken_late(self, late: Late) -> Prompt:
         """What the agent is told when the answer came after its turn was gone."""

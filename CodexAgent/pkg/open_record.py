@@ -1,8 +1,8 @@
 """What the host's state remembers of an open request, for the case that the process that knew it is gone when the answer comes.
 
 It holds no text and no secret: the id under which the request was shown, digests of exactly what would be done and of who may
-answer, and until when an answer counts. With it an answer that finds no parked turn any more can still be taken: the session is resumed, and the one
-action with that digest is allowed once.
+answer, and until when an answer counts. With it an answer that finds no parked turn any more can still be taken: the session is
+resumed, and the one action with that digest is allowed once.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class SessionGrants:
         """Nothing is granted."""
         self._granted: OrderedDict[tuple[str, ...], None] = OrderedDict()
         self.once = ""
-        """The digest of an action that is allowed once in the turn that is open, because its answer came when its own was gone."""
+        """The digest of an action that is allowed once in the open turn, because the answer came when its own turn was gone."""
 
     def take_once(self, event: ApprovalRequested) -> bool:
         """Whether exactly this was allowed once; used up by it."""
