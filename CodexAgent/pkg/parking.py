@@ -26,7 +26,7 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from pkg import limits
 from pkg.agent_api import (
@@ -40,9 +40,11 @@ from pkg.agent_api import (
     TurnEnded,
     to_json,
 )
-from pkg.identity import Actor, Conversation
 from pkg.interactions import OpenRequest
 from pkg.warm_sessions import Adopt, Channel
+
+if TYPE_CHECKING:
+    from pkg.identity import Actor, Conversation
 
 log = logging.getLogger(__name__)
 
