@@ -824,3 +824,35 @@ CODEX_TOOL_SECONDS: Final = 600.0
 
 CODEX_FILE_SECONDS: Final = 15.0
 """Seconds for writing an attachment through the app-server, and for reaching LangBot's tools; a person is waiting."""
+
+# ---- approvals by rule, and what is written down of them
+
+APPROVAL_RULES: Final = 200
+"""Rules of one form: each is tried on every part of a request."""
+
+APPROVAL_RULE_CHARS: Final = 500
+"""Characters of one rule; real ones have a fifth of it."""
+
+COMMAND_CHARS: Final = 64 * 1024
+"""Characters of a command line that is taken apart; a longer one is not understood."""
+
+COMMAND_DEPTH: Final = 5
+"""Programs inside programs (``sh -c``, ``env``) that are looked through in a command line; people write one or two."""
+
+APPROVAL_SECONDS: Final = 600
+"""Default of ``approval-timeout``: long enough to come back from another room, and nothing waits for ever."""
+
+APPROVAL_SECONDS_MIN: Final = 30
+"""Least ``approval-timeout``: nobody reads and answers a request in less."""
+
+APPROVAL_SECONDS_MAX: Final = 86_400
+"""Greatest ``approval-timeout``: a process waits as long."""
+
+DECISION_BYTES: Final = 2 * 1024 * 1024
+"""Bytes of the file of decisions before it is set aside: some 4,000 of them."""
+
+DECISION_FILES: Final = 4
+"""Files of decisions set aside that are kept; the oldest goes."""
+
+DECISION_CHARS: Final = 512
+"""Characters of one value of a decision's line; what an action is called is cut, its digest tells it apart."""
