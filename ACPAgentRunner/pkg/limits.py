@@ -856,3 +856,6 @@ DECISION_FILES: Final = 4
 
 DECISION_CHARS: Final = 512
 """Characters of one value of a decision's line; what an action is called is cut, its digest tells it apart."""
+
+DAEMON_ASKED: Final = 256
+"""Requests of one turn that a daemon remembers for its record of what was answered; turns have a few."""
