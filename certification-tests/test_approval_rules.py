@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -234,7 +235,8 @@ class TestTools:
             ("allow mcp:github.*\ndeny mcp:github.delete", "mcp:github.delete", "deny"),
             ("deny mcp:github.*\nallow mcp:github.get", "mcp:github.get", "allow"),
             ("allow other", "mcp:github.get", "allow"),
-            ("deny other\nallow mcp:github.*", "mcp:github.get", "deny"),
+            ("deny other\nallow mcp:github.*", "mcp:github.get", "allow"),
+            ("deny mcp:github.*\nallow other", "mcp:github.get", "deny"),
             ("allow mcp:github.get", "", "ask"),
         ],
     )
@@ -457,10 +459,16 @@ class TestCommands:
         nested = "rm x"
         for _ in range(limits.COMMAND_DEPTH + 3):
             nested = "sh -c '" + nested.replace("'", "'\\''") + "'"
-        for command in (nested, "env " * 5000 + "ls", "ls " + "x" * limits.COMMAND_CHARS, "ls " + "a " * 20_000):
-            verdict = of_command("deny execute(rm * x y z *)\nallow execute(cat *)", command, "allow-all")
-            assert verdict in ("ask", "allow")
-        assert of_command("allow execute(*)", nested) == "ask"
+        rules = "\n".join(f"deny execute(rm{' *' * count} x y z *)" for count in range(100)) + "\ndeny edit(**/*a*a*a*a*b)"
+        many = limits.COMMAND_WORDS + 1
+        lines = (nested, "env " * many + "ls", "ls " + "x" * limits.COMMAND_CHARS, "ls;" * many + "cat x", "rm " + "-a " * many)
+        began = time.process_time()
+        for command in lines:
+            assert of_command(rules, command, "allow-all") == "ask"
+            assert of_command("allow execute\nallow execute(*)", command) == "ask"
+        assert judged(rules, request("edit", paths=["a" * 4000 + "/" + "a" * 255]), "allow-all").verdict == "allow"
+        # Of this process alone; a matcher that tries every way would need hours.
+        assert time.process_time() - began < 30
 
 
 # ------------------------------------------------------------------ real shells

@@ -25,7 +25,6 @@ seen by them.
 
 from __future__ import annotations
 
-import functools
 import re
 import types
 import typing
@@ -102,7 +101,8 @@ class Rule:
     @property
     def rank(self) -> tuple[int, ...]:
         """How specific it is."""
-        what = 0 if self.what == ANY else 2 if self.what.startswith(TOOL) and not self.what.endswith(".*") else 1
+        tool = self.what.startswith(TOOL)
+        what = 0 if self.what == ANY else 1 if not tool else 2 if self.what.endswith(".*") else 3
         literal = sum(word is not None for word in self.words) + sum(not _has_wildcard(part) for part in self.segments)
         partial = sum(word is None for word in self.words)
         partial += sum(_has_wildcard(part) and part != "**" for part in self.segments)
@@ -518,10 +518,23 @@ def _has_wildcard(segment: str) -> bool:
     return "*" in segment or "?" in segment
 
 
-@functools.lru_cache(maxsize=1024)
-def _segment(pattern: str) -> re.Pattern[str]:
-    collapsed = re.sub(r"\*+", "*", pattern)
-    return re.compile("".join({"*": ".*", "?": "."}.get(char, re.escape(char)) for char in collapsed), re.DOTALL)
+def _matches_name(pattern: str, name: str) -> bool:
+    """One segment; going back only to the last ``*``, so that no name an agent makes up takes long."""
+    at = here = 0
+    star, resumed = -1, 0
+    while here < len(name):
+        if at < len(pattern) and pattern[at] == "*":
+            star, resumed = at, here
+            at += 1
+        elif at < len(pattern) and pattern[at] in ("?", name[here]):
+            at += 1
+            here += 1
+        elif star >= 0:
+            resumed += 1
+            at, here = star + 1, resumed
+        else:
+            return False
+    return not pattern[at:].strip("*")
 
 
 def _states(pattern: tuple[str, ...], parts: tuple[str, ...]) -> frozenset[int]:
@@ -541,7 +554,7 @@ def _states(pattern: tuple[str, ...], parts: tuple[str, ...]) -> frozenset[int]:
                 continue
             if pattern[at] == "**":
                 following.add(at)
-            elif _segment(pattern[at]).fullmatch(part):
+            elif _matches_name(pattern[at], part):
                 following.add(at + 1)
         states = onward(following)
     return frozenset(states)

@@ -836,6 +836,9 @@ APPROVAL_RULE_CHARS: Final = 500
 COMMAND_CHARS: Final = 64 * 1024
 """Characters of a command line that is taken apart; a longer one is not understood."""
 
+COMMAND_WORDS: Final = 2000
+"""Words of a command line that are compared with rules; what comes behind them is not understood."""
+
 COMMAND_DEPTH: Final = 5
 """Programs inside programs (``sh -c``, ``env``) that are looked through in a command line; people write one or two."""
 

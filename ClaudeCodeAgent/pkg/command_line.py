@@ -139,7 +139,11 @@ def _parsed(text: str, depth: int) -> Line:
     lexer.run()
     opaque = lexer.opaque
     found: list[Command] = []
+    count = 0
     for raw in lexer.commands:
+        count += len(raw)
+        if count > limits.COMMAND_WORDS:
+            return Line(tuple(found), opaque=True)
         while raw and (_is_assignment(raw[0]) or (not raw[0].quoted and raw[0].raw in _RESERVED)):
             opaque = True
             raw = raw[1:]
