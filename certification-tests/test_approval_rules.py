@@ -448,6 +448,12 @@ class TestCommands:
         assert judged("allow execute(make)", request(command="make", cwd="/ws/sub")).verdict == "allow"
         assert judged("allow execute(make)", request(command="make", cwd=cwd)).verdict == "ask"
 
+    @pytest.mark.parametrize("command", ["sudo ls", "doas ls", "exec ls", "env X=1 ls", "xargs ls", "sh x.sh -c ls; sh -s"])
+    def test_other_rights_and_other_variables_are_never_allowed_by_a_rule(self, command: str) -> None:
+        """Not even by one for every command."""
+        assert of_command("allow *\nallow execute\nallow execute(*)", command) == "ask"
+        assert of_command("allow execute(*)", "nohup ls") == "allow"
+
     def test_the_lines_of_another_language_are_never_understood(self) -> None:
         """PowerShell has other quotes: what a POSIX shell takes for one word is several commands there."""
         asked = request(command="ls x", tool="PowerShell")
@@ -558,6 +564,7 @@ def test_the_shells_tell_what_they_ran(shells: Shells) -> None:
 @example(line="a 2>&1|b", shell="sh")
 @example(line="a 'x\ny' \"$(b)\"", shell="bash")
 @example(line="a&>/dev/null b", shell="sh")
+@example(line="a&>/dev/null b", shell="bash")
 def test_a_real_shell_runs_nothing_that_was_not_seen(shells: Shells, line: str, shell: str) -> None:
     """Whatever a shell runs of an arbitrary line is in the parsed one, and so neither allowed by a rule about something else
     nor missed by a rule that denies it."""

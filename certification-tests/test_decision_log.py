@@ -42,7 +42,7 @@ def lines(file: Path | None) -> list[dict[str, str]]:
 
 def decision(asked: ApprovalRequested | QuestionAsked = ASKED, **more: str) -> DecisionLine:
     """A line about ``asked``."""
-    return DecisionLine(Action.of(asked), **{"decision": "allow_once", "by": "person", **more})  # type: ignore[arg-type]
+    return DecisionLine(Action.of(asked), **{"decision": "allow_once", "by": "person", **more})
 
 
 @contextmanager
@@ -63,7 +63,7 @@ class TestLines:
         """And nothing else: not the agent's reason, not a person's words."""
         log = DecisionLog(tmp_path / "state", "n1")
         more = {"conversation": "lb_c", "actor": "lb_a", "answerer": "lb_b", "machine": "laptop", "directory": "/ws"}
-        log.write(decision(by="rule 3: allow execute(make *)", **more))
+        log.write(decision(ASKED, by="rule 3: allow execute(make *)", **more))
         (line,) = lines(log.file)
         assert line.pop("time").endswith("Z")
         assert line == {
