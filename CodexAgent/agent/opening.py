@@ -244,6 +244,8 @@ class Opening:
         if self._skipped:
             names = ", ".join(dict.fromkeys(self._skipped))
             self.opened.notices.append(Notice("coding.mcp_servers_refused", level="warning", params={"names": names}))
+        if spec.policy == "never" and not self.opened.resumed:
+            self.opened.notices.append(Notice("coding.codex_never_asks", level="warning"))
         self.opened.model = as_str(result.get("model"))
 
     def _params(self, own: Mapping[str, Any], provider: Mapping[str, Any]) -> dict[str, Any]:

@@ -321,6 +321,16 @@ class TestTrouble:
             assert all(notice.level == "warning" and notice.params["machine"] for notice in notices)
             assert any(isinstance(event, TurnEnded) for event in events)
 
+    @pytest.mark.parametrize(("policy", "told"), [("never", True), ("ask", False), ("on-request", False)])
+    async def test_a_policy_that_never_asks_is_said_once(self, policy: str, told: bool, tmp_path: Path) -> None:
+        """An existing configuration keeps its meaning, and people know it; a resumed session does not repeat it."""
+        async with opened(tmp_path, policy=policy) as session:
+            events = await turn(session, "say first")
+        assert [event.level for event in of(events, Notice) if event.code == "coding.codex_never_asks"] == ["warning"] * told
+        async with opened(tmp_path, {"known": ["t-1"]}, policy=policy, resume_session_id="t-1") as session:
+            events = await turn(session, "say again")
+        assert not [event for event in of(events, Notice) if event.code == "coding.codex_never_asks"]
+
     async def test_the_sandbox_is_checked_once_per_machine(self, tmp_path: Path) -> None:
         """And never where there is none."""
         driver = CodexDriver()
