@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from aiohttp import web
 from codex_harness import of, poll, rest_of_turn, text, turn, until
 from real_codex import Codex, real_codex
 
@@ -154,6 +155,22 @@ class TestAccount:
         assert "tried" in codex.model.shown
         assert ACCOUNT_KEY not in codex.model.shown
 
+    async def test_on_another_machine_that_is_asked_for_its_real_paths(self, codex: Codex) -> None:
+        """Where nothing can be looked up from here; the account that is used where none is named is kept there as well."""
+        auth = sign_in(codex)
+        usual = codex.place / "home" / ".codex"
+        kept = codex.place / "kept"
+        auth.rename(kept)
+        auth.symlink_to(kept)
+        (usual / ".env").write_text("SOME=canary-variable\n")
+        codex.launcher.local = False
+        files = f"{auth} {kept} {usual}/.env"
+        async with codex.session(policy="on-request", env={"CODEX_HOME": str(usual)}) as session:
+            await turn(session, f"[[ run cat {files}; echo tried ;; say done ]]")
+        assert codex.model.shown.count("Permission denied") == 3
+        assert "tried" in codex.model.shown
+        assert ACCOUNT_KEY not in codex.model.shown
+
     async def test_the_account_used_where_none_is_named_is_kept_from_another_s_commands(self, codex: Codex) -> None:
         """A bot with a home of its own on a person's machine."""
         auth = sign_in(codex)
@@ -271,6 +288,47 @@ class TestFormKeys:
             assert not [path for path in written if canary.encode() in path.read_bytes()]
             assert canary not in "".join(tails)
         assert any(path.name.startswith("rollout-") for path in written)
+
+    async def test_tool_servers_of_the_account_get_what_its_settings_name(self, codex: Codex) -> None:
+        """A header and a variable come with the thread; a bearer is the one thing that has to be in the environment."""
+        heard: dict[str, str] = {}
+
+        async def listen(request: web.Request) -> web.Response:
+            heard.update({name: request.headers[name] for name in ("X-Key", "Authorization") if name in request.headers})
+            return web.json_response({}, status=404)
+
+        app = web.Application()
+        app.router.add_route("*", "/{tail:.*}", listen)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            spec = codex.spec(env={"A_TOKEN": "canary-a", "B_TOKEN": "canary-b", "C_TOKEN": "canary-c", "D_TOKEN": "canary-d"})
+            seen = codex.place / "seen"
+            servers = [
+                f'[mcp_servers.a]\nurl = "{url}/a"\nenv_http_headers = {{ "X-Key" = "A_TOKEN" }}',
+                f'[mcp_servers.b]\nurl = "{url}/b"\nbearer_token_env_var = "B_TOKEN"',
+                f'[mcp_servers.c]\ncommand = "sh"\nargs = ["-c", "env > {seen}.n; mv {seen}.n {seen}"]\nenv_vars = ["C_TOKEN"]',
+            ]
+            config = codex.place / "home" / ".codex" / "config.toml"
+            config.write_text("\n".join((config.read_text(), *servers)))
+            session = await codex.driver.open(spec, codex.launcher)
+            try:
+                await turn(session, "[[ say hello ]]")
+                await poll(lambda: len(heard) == 2 and seen.exists())
+                held = Path(f"/proc/{codex.launcher.processes[-1].pid}/environ").read_bytes()
+                family = b"".join(Path(f"/proc/{pid}/environ").read_bytes() for pid in descendants(os.getpid()))
+            finally:
+                await session.close()
+        finally:
+            await runner.cleanup()
+        assert heard == {"X-Key": "canary-a", "Authorization": "Bearer canary-b"}
+        assert "C_TOKEN=canary-c" in seen.read_text().splitlines()
+        assert "canary-b" not in seen.read_text()
+        assert b"canary" not in held.replace(b"canary-b", b"")
+        assert not [name for name in (b"canary-a", b"canary-c", b"canary-d", KEY.encode()) if name in family]
+        assert len(codex.launcher.processes) == 2
 
     async def test_a_stored_thread_goes_on_with_another_key(self, codex: Codex) -> None:
         """It is no part of the history."""
