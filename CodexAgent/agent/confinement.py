@@ -3,7 +3,8 @@
 Codex (0.171) lets commands in its sandbox read everything. A *permission profile*, sent with a thread, is the same sandbox with
 paths that cannot be read, by any way that leads to them: links, ``/proc``, commands that were allowed to leave the sandbox
 and those a rule allows, patches, pictures, and agents of the agent's own (each measured). It costs such commands the
-network, which only the profile gives, and gaining rights (``sudo``).
+network, which only the profile gives, and gaining rights (``sudo``). And it costs time, because Codex then looks for a
+workspace's skills from inside the sandbox, one program for each look: 0.1 s for a turn, 0.3 s for each skill at the start.
 
 A path that is a link makes every command fail, so real paths are sent; one that does not exist is ignored, and what is put into
 the place of a file while a command runs can be read by that command until it ends.

@@ -346,7 +346,10 @@ class Opening:
             return as_dict(await self._call(method, params))
         if self._confines:
             try:
-                result = as_dict(await self._call(method, confinement.confined(params, self._own or {}, self._private)))
+                wanted = confinement.confined(params, self._own or {}, self._private)
+                # A workspace with many skills takes long, see there.
+                seconds = max(self.spec.startup_timeout, self.spec.initialize_timeout)
+                result = as_dict(await self._call(method, wanted, seconds))
             except RpcError as exc:
                 # An administrator's requirements may allow none but certain profiles.
                 if "permission" not in exc.message.lower():
