@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -259,12 +260,15 @@ class TestFormKeys:
 
         By the variable that a provider of the account's settings names, or as the key of an account without any sign-in.
         """
+        # Without a sandbox a command sees every process of the machine, those of other runs of these tests, too.
+        key, unused = f"sk-canary-{secrets.token_hex(8)}", f"canary-{secrets.token_hex(8)}"
+        codex.model.keys = {key}
         fields: dict[str, Any] = {"policy": "never", "options": {"sandbox": sandbox, "private": ["OTHER_PASS"]}}
-        fields["env"] = {"OTHER_PASS": "canary-unused"}
+        fields["env"] = {"OTHER_PASS": unused, "FIXTURE_API_KEY": key}
         if way == "key":
             bare = codex.place / "bare"
             bare.mkdir()
-            keyed = {"OPENAI_API_KEY": KEY, "OPENAI_BASE_URL": f"{codex.model.url}/v1"}
+            keyed = {"OPENAI_API_KEY": key, "OPENAI_BASE_URL": f"{codex.model.url}/v1"}
             fields["env"] |= {"HOME": str(bare), "CODEX_HOME": str(bare / ".codex"), "FIXTURE_API_KEY": "", **keyed}
             fields["options"]["model"] = "gpt-5.5"
         look = 'cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline | tr "\\0" "\\n"; env; echo tried'
@@ -279,9 +283,9 @@ class TestFormKeys:
             tails = [process.stderr_tail() for process in codex.launcher.processes]
         assert any(b"codex" in each for each in held)
         assert "tried" in codex.model.shown
-        assert set(codex.model.bearers) == {KEY}
+        assert set(codex.model.bearers) == {key}
         written = [path for path in codex.place.rglob("*") if path.is_file()]
-        for canary in (KEY, "canary-unused"):
+        for canary in (key, unused):
             assert canary not in repr(events)
             assert canary not in codex.model.shown
             assert not [each for each in held if canary.encode() in each]
