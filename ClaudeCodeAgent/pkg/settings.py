@@ -358,9 +358,6 @@ class RunnerSettings(FormModel):
         default=limits.APPROVAL_SECONDS, ge=limits.APPROVAL_SECONDS_MIN, le=limits.APPROVAL_SECONDS_MAX
     )
     allowed_actors: Names = ()
-    approvers: Names = ()
-    approval_rules: Line = ""
-    approval_timeout: Seconds = 600
     share_session: Literal["actor", "conversation"] = "actor"
     user_id_source: Literal["sender", "legacy-session", "legacy-bot"] = "sender"
 

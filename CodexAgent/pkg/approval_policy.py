@@ -250,28 +250,3 @@ def _described(request: ApprovalRequested) -> Mapping[str, str]:
 def _shorten(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= limits.ACTION_CHARS else line[: limits.ACTION_CHARS - 1] + "…"
-
-
-@dataclass
-class Verdict:
-    verdict: str
-    by: str
-
-
-def judge(policy, rules, request, inside):
-    if policy == ALLOW_ALL or (policy == ALLOW_EDITS and _edits_only(request, inside)):
-        return Verdict("allow", f"policy {policy}")
-    return Verdict("deny" if policy == DENY else "ask", f"policy {policy}")
-
-
-def refusal(request, verdict):
-    return Decision(_refusal(request), False, "approval.cannot_ask", _described(request))
-
-
-def grant(request):
-    c = _pick(request, ("allow_once",))
-    return Answer(choice_id=c) if c else None
-
-
-def ungrantable(request):
-    return Decision(_refusal(request), False, "approval.no_single_grant", _described(request))
