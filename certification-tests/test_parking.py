@@ -255,6 +255,90 @@ async def test_a_question_is_answered_in_the_chat(tmp_path: Path) -> None:
         assert "[{'color': 'g', 'name': '1'}]" in done.text
 
 
+FIELDS = (
+    QuestionField("color", "Color", "select", required=True, options=(("r", "Red"), ("g", "Green"))),
+    QuestionField("size", "Size", "number", required=True),
+    QuestionField("name", "Name", "text"),
+)
+FORMS = {**BUTTONS, "field_types": ["text", "number", "select"], "max_fields": None}
+
+
+async def send(h: Harness, shown: dict[str, Any], values: dict[str, Any], **more: Any) -> Outcome:
+    """Send a form that was shown."""
+    sent = {"interaction_id": shown["interaction_id"], "action_id": None, "values": values}
+    return await h.run(
+        "submitted",
+        event="interaction.submitted",
+        input={"text": "submitted", "interaction": sent},
+        run_id=f"send-{shown['interaction_id']}",
+        **more,
+    )
+
+
+@pytest.mark.asyncio
+async def test_a_question_is_one_form_where_the_surface_has_forms(tmp_path: Path) -> None:
+    """Our rule: what is wrong is told and the form shown again, as the host takes one submission; then the turn goes on."""
+    forms = delivery(interactions=FORMS)
+    async with harness(tmp_path, asking(QuestionAsked("q", "Which one?", FIELDS))) as h:
+        shown = requested(await h.run("go", run_id="r1", delivery=forms))
+        assert (shown["kind"], shown["actions"]) == ("form", [])
+        assert [field["id"] for field in shown["fields"]] == ["color", "size", "name"]
+        wrong = await send(h, shown, {"color": "g", "size": "big"}, delivery=forms)
+        assert "A number is needed here: Size" in wrong.text
+        again = requested(wrong)
+        assert again["interaction_id"] != shown["interaction_id"]
+        assert [field["default"] for field in again["fields"]] == ["g", None, None]
+        assert "no longer open" in (await send(h, shown, {"color": "g", "size": 3}, delivery=forms)).text
+        assert not h.driver.sessions[0].answers
+        done = await send(h, again, {"color": "g", "size": 3}, delivery=forms)
+        assert "[{'color': 'g', 'size': 3}]" in done.text
+        assert [len(each.prompts) for each in h.driver.sessions] == [1]
+
+
+@pytest.mark.asyncio
+async def test_an_open_form_is_answered_by_writing_and_by_what_is_left_of_it(tmp_path: Path) -> None:
+    """Our rule: numbers and words field by field; the form that was shown before answers nothing any more."""
+    forms = delivery(interactions=FORMS)
+    async with harness(tmp_path, asking(QuestionAsked("q", "Which one?", FIELDS))) as h:
+        shown = requested(await h.run("go", run_id="r1", delivery=forms))
+        rest = requested(await h.run("2", run_id="r2", delivery=forms))
+        assert [field["id"] for field in rest["fields"]] == ["size", "name"]
+        assert "no longer open" in (await send(h, shown, {"color": "r", "size": 1}, delivery=forms)).text
+        done = await send(h, rest, {"size": 3, "name": "x"}, delivery=forms)
+        assert "[{'color': 'g', 'size': 3, 'name': 'x'}]" in done.text
+
+
+@pytest.mark.asyncio
+async def test_another_member_s_form_changes_nothing(tmp_path: Path) -> None:
+    """Our rule: only the requester answers, with values as with buttons."""
+    forms = delivery(interactions=FORMS)
+    async with harness(tmp_path, asking(QuestionAsked("q", "Which one?", FIELDS))) as h:
+        shown = requested(await h.run("go", run_id="r1", delivery=forms, conversation="group_1"))
+        refused = await send(h, shown, {"color": "g", "size": 3}, actor="8", delivery=forms, conversation="group_1")
+        assert "Only the person who asked" in refused.text
+        assert parked()[0].interaction_id == shown["interaction_id"]
+        assert not h.driver.sessions[0].answers
+
+
+@pytest.mark.asyncio
+async def test_steps_answered_before_the_run_has_ended_are_requests_of_their_own(tmp_path: Path) -> None:
+    """The host takes an id once in a run (LangBot 4.11.2), and the last one shown is the one that answers."""
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        session.driver.host.steering.append(message("2"))  # type: ignore[attr-defined]
+        answer = await session.ask(QuestionAsked("q", "Which one?", (FIELDS[0], QuestionField("sure", "Sure?", "boolean"))))
+        session.emit(TextDelta(f"[{dict(answer.values)}]"))
+        return None
+
+    async with harness(tmp_path, ScriptedDriver(script, steerable=True)) as h:
+        h.driver.host = h.host  # type: ignore[attr-defined]
+        done = await h.run("go", run_id="r1", delivery=delivery())
+        first, second = [each.data["payload"] for each in done.results if each.type == "action.requested"]
+        assert first["interaction_id"] != second["interaction_id"]
+        assert "no longer open" in (await press(h, first, 1, delivery=delivery())).text
+        assert "[{'color': 'g', 'sure': True}]" in (await press(h, second, 1, delivery=delivery())).text
+
+
 @pytest.mark.asyncio
 async def test_an_answer_typed_before_the_run_has_ended_counts(tmp_path: Path) -> None:
     """Host rule: a message during a run comes as steering; it is the answer then, and the same run goes on."""
@@ -546,6 +630,25 @@ async def test_after_a_restart_a_typed_denial_is_passed_on(tmp_path: Path) -> No
         assert "it is late" in done.text
         other = await again.run("1", run_id="r3")
         assert "heard: 1" in other.text
+
+
+@pytest.mark.asyncio
+async def test_after_a_restart_a_sent_form_is_the_next_message(tmp_path: Path) -> None:
+    """Our rule: its values by their names; a press that only the lost process could read is over."""
+    forms = delivery(interactions=FORMS)
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        session.emit(TextDelta(f"heard: {prompt.text}"))
+        return None
+
+    async with harness(tmp_path, asking(QuestionAsked("q", "Which one?", FIELDS))) as h:
+        shown = requested(await h.run("go", run_id="r1", delivery=forms))
+    async with harness(tmp_path, ScriptedDriver(script)) as again:
+        again.host.state = h.host.state
+        over = await press(again, {**shown, "actions": [{"id": "field_1_1"}]}, 1, delivery=forms)
+        assert "no longer open" in over.text
+        done = await send(again, shown, {"color": "g", "size": 3}, delivery=forms)
+        assert "heard: color: g\nsize: 3" in done.text
 
 
 @pytest.mark.asyncio

@@ -23,11 +23,11 @@ from langbot_plugin.api.entities.builtin.runner.result import RunnerResult
 
 from pkg import approval_policy, identity, texts
 from pkg.agent_api import Answer, ApprovalRequested, Prompt, QuestionAsked
-from pkg.answering import Late
+from pkg.answering import Late, Told
 from pkg.approval_policy import Decision
 from pkg.decision_log import Action, DecisionLine, DecisionLog
 from pkg.held_session import Held
-from pkg.interactions import Decided, OpenRequest, Unclear, digest
+from pkg.interactions import Decided, FormSurface, OpenRequest, Unclear, digest
 from pkg.message_queue import MessageQueue
 from pkg.open_record import OpenRecord
 from pkg.parking import Carried, Outcome, ParkedTurn
@@ -72,7 +72,7 @@ class Owner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Opened:
     """A request that is shown to a person now."""
 
@@ -155,11 +155,11 @@ class Questions:
         opened = Opened(
             event, request, uuid.uuid4().hex, until=time.monotonic() + timeout, expires_at=math.ceil(time.time() + timeout)
         )
-        await self._remember(opened)
         await self._show(opened)
         return opened
 
     async def _show(self, opened: Opened) -> None:
+        await self._remember(opened)
         minutes = math.ceil((opened.until - time.monotonic()) / 60)
         await show_step(self._run, opened.request, opened.interaction_id, opened.expires_at, minutes)
 
@@ -181,6 +181,8 @@ class Questions:
                     case Unclear(text_key, params):
                         await self._run.tell(text_key, params)
                     case _:
+                        # The host takes an id once in a run, and what was shown before answers nothing any more.
+                        opened.interaction_id = uuid.uuid4().hex
                         await self._show(opened)
             messages.put_all(later)
         if messages.stopping:
@@ -265,16 +267,23 @@ def told_outcome(outcome: Outcome, language: str) -> str:
 
 
 async def show_step(run: Owner, request: OpenRequest, interaction_id: str, expires_at: int, minutes: int) -> None:
-    """Show the current step of a request, with buttons where the surface has them."""
-    shown = request.shown(run.language, minutes)
+    """Show the current step of a request, with buttons or as a form where the surface has them."""
+    capable = run.ctx.delivery.interactions
+    surface = None if capable is None else FormSurface(frozenset(capable.field_types), capable.max_fields)
+    shown = request.shown(run.language, minutes, surface)
     result = None
-    if run.ctx.delivery.interactions is not None and shown.options:
+    if capable is not None and shown.rich:
         result = RunnerResult.interaction_requested(run.ctx.run_id, shown.request(interaction_id, expires_at))
     await run.delivery.ask(shown.text, result)
 
 
-async def show_further(run: Owner, turn: ParkedTurn, asked: Asked) -> None:
-    """Show the next step of a parked turn's request; what was shown before answers nothing any more."""
+async def show_further(run: Owner, turn: ParkedTurn, asked: Asked, wrong: Told | None = None) -> None:
+    """Show the next step of a parked turn's request; what was shown before answers nothing any more.
+
+    With ``wrong``, which is told, that is the same step again.
+    """
+    if wrong is not None:
+        await run.tell(wrong.text_key, wrong.params)
     turn.renewed()
     asked = replace(asked, actor=turn.requester)
     record = _record(turn.request.event, turn.interaction_id, who_of(turn.conversation, asked), turn.expires_at)

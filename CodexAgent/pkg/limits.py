@@ -886,6 +886,21 @@ INTERACTION_WORD_CHARS: Final = 200
 INTERACTION_NUMBER_CHARS: Final = 40
 """Characters of a typed number; doubles have 17 digits."""
 
+INTERACTION_FORM_FIELDS: Final = 50
+"""Fields of one form that the host takes (SDK 0.7.18)."""
+
+INTERACTION_FORM_OPTIONS: Final = 100
+"""Options of one field of a form that the host takes (SDK 0.7.18)."""
+
+INTERACTION_FIELD_CHARS: Final = 512
+"""Characters of a field's label, of an option's label and of its value that the host takes (SDK 0.7.18)."""
+
+INTERACTION_FIELD_ID_CHARS: Final = 128
+"""Characters of a field's id that the host takes (SDK 0.7.18)."""
+
+INTERACTION_FORM_BYTES: Final = 64 * 1024
+"""Bytes of a form's fields in escaped JSON: with its texts, the host takes 256 KiB (LangBot 4.11.2)."""
+
 INTERACTION_MINUTES: Final = 99_999
 """The most minutes that are told: 69 days, so that the length of the text is known beforehand."""
 

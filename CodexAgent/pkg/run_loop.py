@@ -304,7 +304,7 @@ class _Run:
             await self.tell(meant.text_key, meant.params)
             return
         if isinstance(meant, Further):
-            await asking.show_further(self, meant.turn, asked)
+            await asking.show_further(self, meant.turn, asked, meant.wrong)
             return
         if installations.busy() and not isinstance(meant, Resumed):
             raise Refused("coding.busy", retryable=True)
