@@ -873,7 +873,7 @@ class TestForms:
         ]
         assert [(each.value, each.label) for each in request.fields[0].options] == [("pg", "Postgres"), ("lite", "SQLite")]
         assert request.fields[3].default == 5432
-        assert "Fill in the form" in request.description
+        assert "Fill in the form" in (request.description or "")
 
     @pytest.mark.parametrize("language", texts.LANGUAGES)
     def test_a_form_says_how_to_answer_without_it(self, language: str) -> None:
