@@ -187,7 +187,8 @@ async def test_a_command_that_runs_elsewhere_is_shown_there(
 async def test_a_call_said_to_have_no_input_is_whole(tmp_path: Path) -> None:
     """Our rule: a tool's name is all of it then; where nothing was said of the input, something may be missing."""
     async with acp.opened(tmp_path) as session:
-        for call, whole in (({"rawInput": {}}, True), ({}, False)):
+        said: dict[str, Any] = {"rawInput": {}}
+        for call, whole in ((said, True), ({}, False)):
             step = permission(kind="other", title="mcp__files__clear", **call)
             (asked,) = acp.of(await acp.turn(session, step, choose="no"), ApprovalRequested)
             assert asked.complete is whole

@@ -27,7 +27,7 @@ from pkg.launch import LocalLauncher
 from pkg.product import SpecInputs
 from pkg.settings import parse
 from testkit import acp_harness as acp
-from testkit.effects import SERVER, Trap, trap
+from testkit.effects import PATIENCE, SERVER, Trap, trap
 from testkit.model_fixture import ModelFixture, model_fixture
 from testkit.real_agents import AGENTS
 from tooling.agents import ACP as INSTALLED
@@ -210,6 +210,33 @@ async def test_allowed_calls_do_show(name: str, tmp_path: Path) -> None:
         assert asked.cwd == str(place.trap.workspace)
         await acp.poll(lambda: bool(place.trap.effects))
         assert place.trap.effects == ["made"]
+
+
+async def test_a_request_may_wait_for_minutes(tmp_path: Path) -> None:
+    """Our rule: neither an agent nor we give a request up by ourselves; the answer lands in the same turn and process."""
+
+    async def one(name: str) -> None:
+        directory = tmp_path / name
+        directory.mkdir()
+        async with placed(directory, name) as place, place.session() as session, place.session() as other:
+            process = session._process.pid
+            await session.prompt(Prompt(f"[[{shell(name, 'touch made')} ;; say finished]]"))
+            (*_, asked) = await acp.until(session, ApprovalRequested)
+            assert isinstance(asked, ApprovalRequested)
+            await asyncio.sleep(PATIENCE / 2)
+            assert acp.text(await place.played(other, "say meanwhile")) == "meanwhile"
+            await asyncio.sleep(PATIENCE / 2)
+            assert place.trap.effects == []
+            once = next(choice.choice_id for choice in asked.choices if choice.kind == "allow_once")
+            assert await session.answer(asked.request_id, Answer(once))
+            events = await acp.until(session, TurnEnded)
+            assert (acp.text(events), acp.ended(events)) == ("finished", TurnEnded("end_turn"))
+            assert place.trap.effects == ["made"]
+            assert session._process.pid == process and session.alive
+
+    async with asyncio.TaskGroup() as agents:
+        for name in PROVIDERS:
+            agents.create_task(one(name))
 
 
 @pytest.mark.parametrize("name", ["claude", "opencode"])

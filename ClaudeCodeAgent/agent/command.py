@@ -37,7 +37,7 @@ _FIXED: Final = (
 APART: Final = ("ListAgents", "SendMessage")
 """Tools with which programs of one account find and write to each other, unasked: chats of different people would."""
 ASKED: Final = ("EnterWorktree", "ExitWorktree", "Agent(isolation:*)", "Task(isolation:*)")
-"""Calls that the program (2.1.332) lets pass unasked although they write: they put worktrees and branches into the repository."""
+"""Calls that the program (2.1.332) lets pass unasked although they write: worktrees and branches in the repository."""
 _ENVIRONMENT: Final[Mapping[str, str]] = types.MappingProxyType(
     {
         "CLAUDE_CODE_SDK_READS_SESSION_STATE": "1",  # tells when it is idle

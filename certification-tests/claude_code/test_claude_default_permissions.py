@@ -5,6 +5,7 @@ One test lets the same calls through: what is asserted to be absent there would 
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,20 +13,20 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from claude_harness import ended, of
+from claude_harness import ended, of, prompted, text, until
 from claude_harness import turn as any_turn
 
 from agent.driver import ClaudeCodeDriver
 from agent.form import ClaudeCodeSettings
 from agent.product import PRODUCT
-from pkg.agent_api import Answer, ApprovalRequested, McpServer, SessionSpec, ToolFinished
+from pkg.agent_api import Answer, ApprovalRequested, McpServer, QuestionAsked, SessionSpec, ToolFinished, TurnEnded
 from pkg.approval_policy import decide, inside_really
 from pkg.launch import LocalLauncher
 from pkg.product import SpecInputs
 from pkg.settings import parse
 from testkit import anthropic_fixture as model
 from testkit.anthropic_fixture import AnthropicFixture
-from testkit.effects import SERVER, Trap, trap
+from testkit.effects import PATIENCE, SERVER, Trap, trap
 
 pytestmark = [pytest.mark.real_claude, pytest.mark.asyncio, pytest.mark.timeout(180)]
 
@@ -171,6 +172,38 @@ async def test_a_moved_shell_is_shown_where_it_stands(place: Place) -> None:
     (asked,) = of(events, ApprovalRequested)
     assert asked.cwd == place.trap.file("sub")
     assert place.trap.effects == ["sub/made"]
+
+
+async def test_a_request_may_wait_for_minutes(place: Place) -> None:
+    """Our rule: neither the program nor we give a request up by ourselves; the answer lands in the same turn and process."""
+    options = [{"label": "Red", "description": "r"}, {"label": "Blue", "description": "b"}]
+    question = {"question": "Which?", "header": "Colour", "options": options, "multiSelect": False}
+    for_command = place.model.play(model.call("Bash", command="touch made", description="d"), model.say("finished"))
+    for_question = place.model.play(model.call("AskUserQuestion", questions=[question]), model.say("finished"))
+    driver = ClaudeCodeDriver()
+
+    async def one(script: str, answer: Answer) -> None:
+        session = await driver.open(place.spec(()), LocalLauncher())
+        try:
+            process = session._process.pid
+            await prompted(session, script)
+            asked = (await until(session, ApprovalRequested, QuestionAsked))[-1]
+            assert isinstance(asked, ApprovalRequested | QuestionAsked)
+            await asyncio.sleep(PATIENCE)
+            assert await session.answer(asked.request_id, answer)
+            events = await until(session, TurnEnded)
+            assert text(events) == "finished" and ended(events) == TurnEnded("end_turn")
+            assert [event.status for event in of(events, ToolFinished)] == ["completed"]
+            assert session._process.pid == process and session.alive
+        finally:
+            await session.close()
+
+    async with asyncio.TaskGroup() as waiting:
+        waiting.create_task(one(for_command, Answer("allow_once")))
+        waiting.create_task(one(for_question, Answer(values={"q1": "Blue"})))
+        await asyncio.sleep(PATIENCE / 2)
+        assert (await place.played(("Read", {"file_path": place.trap.file("old.txt")}))) and place.trap.effects == []
+    assert place.trap.effects == ["made"]
 
 
 async def test_allowed_calls_do_show(place: Place) -> None:

@@ -5,6 +5,7 @@ One test lets the same calls through: what is asserted to be absent there would 
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 from collections.abc import AsyncIterator
@@ -13,16 +14,17 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from codex_harness import of, turn
+from codex_harness import ended, of, rest_of_turn, text, turn, until
 from real_codex import Codex, real_codex
 
 from agent.form import CodexSettings
 from agent.product import PRODUCT
-from pkg.agent_api import Answer, ApprovalRequested, ToolFinished
+from pkg.agent_api import Answer, ApprovalRequested, Prompt, SessionSpec, ToolFinished, TurnEnded
 from pkg.approval_policy import decide, inside_really
+from pkg.launch import LocalLauncher
 from pkg.product import SpecInputs
 from pkg.settings import parse
-from testkit.effects import SERVER, Trap, trap
+from testkit.effects import PATIENCE, SERVER, Trap, trap
 
 pytestmark = [pytest.mark.real_codex, pytest.mark.asyncio, pytest.mark.timeout(240)]
 
@@ -37,11 +39,14 @@ class Place:
     trap: Trap
     codex: Codex
 
-    async def played(self, *steps: str, answer: str = "", **account: Any) -> list[Any]:
-        """Turns of one session of the default form, a step each; nobody can be asked, or everything is answered."""
+    def spec(self, **account: Any) -> SessionSpec:
+        """What the default form becomes; only the program's path and home, and a tool server, are given."""
         settings = parse(CodexSettings, {"command": str(self.codex.program)})
         env = self.codex.environment(**account)
-        spec = PRODUCT.spec(settings, SpecInputs(str(self.trap.workspace), "local", env, self.trap.servers))
+        return PRODUCT.spec(settings, SpecInputs(str(self.trap.workspace), "local", env, self.trap.servers))
+
+    async def played(self, *steps: str, answer: str = "", **account: Any) -> list[Any]:
+        """Turns of one session, a step each; nobody can be asked, or everything is answered."""
         inside = inside_really(str(self.trap.workspace))
 
         def nobody(asked: Any) -> Answer:
@@ -49,7 +54,7 @@ class Place:
                 return Answer(answer)
             return decide("ask", asked, inside).answer if isinstance(asked, ApprovalRequested) else Answer()
 
-        session = await self.codex.driver.open(spec, self.codex.launcher)
+        session = await self.codex.driver.open(self.spec(**account), self.codex.launcher)
         events: list[Any] = []
         try:
             for step in steps:
@@ -150,6 +155,32 @@ async def test_nor_has_a_program_of_the_model_s(place: Place) -> None:
     events = await place.played(*steps, model=CODE_MODEL)
     assert [asked.kind for asked in of(events, ApprovalRequested)] == ["execute", "edit", "other"]
     assert place.trap.effects == []
+
+
+async def test_a_request_may_wait_for_minutes(place: Place) -> None:
+    """Neither Codex nor we give a request up by ourselves; the answer lands in the same turn of the same process."""
+    codex = place.codex
+
+    async def one(step: str) -> None:
+        session = await codex.driver.open(place.spec(), LocalLauncher())  # what several say at once is not recorded together
+        try:
+            process = session._server._process
+            await session.prompt(Prompt(f"[[ {step} ;; say finished ]]"))
+            (asked,) = of(await until(session, ApprovalRequested), ApprovalRequested)
+            await asyncio.sleep(PATIENCE)
+            assert await session.answer(asked.request_id, Answer("accept"))
+            events = await rest_of_turn(session)
+            assert text(events) == "finished" and ended(events) == TurnEnded("end_turn")
+            assert session._server._process is process and session.alive
+        finally:
+            await session.close()
+
+    async with asyncio.TaskGroup() as waiting:
+        for step in ("run touch made", "add made.txt | x", call(f"mcp__{SERVER}/act", what="x")):
+            waiting.create_task(one(step))
+        await asyncio.sleep(PATIENCE / 2)
+        assert text(await place.played("say meanwhile")) == "meanwhile" and place.trap.effects == []
+    assert place.trap.effects == ["act {'what': 'x'}", "made", "made.txt"]
 
 
 async def test_allowed_calls_do_show(place: Place) -> None:

@@ -21,6 +21,8 @@ from pkg.agent_api import McpServer
 
 SERVER: Final = "effects"
 """The name of the tool server."""
+PATIENCE: Final = 70.0
+"""Seconds a request of a real agent is left open to see that nothing gives up meanwhile: longer than any minute's timeout."""
 OLD: Final = "one two\n"
 """What ``old.txt`` holds."""
 
@@ -88,7 +90,7 @@ class Trap:
             each.mkdir(parents=True)
         (self.workspace / "old.txt").write_text(OLD)
         (self.workspace / "sub" / "below.txt").write_text(OLD)
-        cell = {"cell_type": "code", "id": "c1", "source": "1", "metadata": {}, "outputs": [], "execution_count": None}
+        cell: dict[str, Any] = {"cell_type": "code", "id": "c1", "source": "1", "metadata": {}, "outputs": []}
         notebook = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
         (self.workspace / "book.ipynb").write_text(json.dumps(notebook))
         for words in (
