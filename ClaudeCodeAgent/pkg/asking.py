@@ -186,7 +186,7 @@ class Questions:
         return decided
 
     async def _remember(self, opened: Opened) -> None:
-        who = identity.scoped_name(self._asked.authority, self._asked.actor)
+        who = identity.lasting_name(self._asked.authority, self._asked.actor)
         await self._store.save(_record(opened.event, opened.interaction_id, who, opened.expires_at))
 
     def parked(
@@ -277,7 +277,7 @@ async def show_step(run: Owner, request: OpenRequest, interaction_id: str, expir
 async def show_further(run: Owner, turn: ParkedTurn, asked: Asked) -> None:
     """Show the next step of a parked turn's request; what was shown before answers nothing any more."""
     turn.renewed()
-    requester = identity.scoped_name(asked.authority, turn.requester)
+    requester = identity.lasting_name(asked.authority, turn.requester)
     store = record_store(run.ctx, turn.conversation, replace(asked, actor=turn.requester))
     await store.save(_record(turn.request.event, turn.interaction_id, requester, turn.expires_at))
     await show_step(run, turn.request, turn.interaction_id, turn.expires_at, turn.minutes)

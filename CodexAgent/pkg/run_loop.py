@@ -349,7 +349,7 @@ class _Run:
             return meant
         if pressed is not None and parked.of(key) is not None:
             return Told("approval.over")
-        who = identity.scoped_name(asked.authority, asked.actor)
+        who = identity.lasting_name(asked.authority, asked.actor)
         return await late(asking.record_store(self.ctx, self.conversation, asked), who, pressed, self.text)
 
     async def _resume(self, meant: Resumed, who: identity.Actor, asked: Asked) -> None:
