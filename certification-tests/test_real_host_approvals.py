@@ -262,6 +262,39 @@ async def test_another_members_press_changes_nothing_and_the_requester_can_type(
 
 
 @pytest.mark.asyncio
+async def test_an_approver_answers_by_typing(place: Place) -> None:
+    """Host fact: only whoever was asked may press; an approver of the form answers by the number, in the requester's turn."""
+    approver = next(CHATS)
+    talk = Talk(place, place.bot("telegram streaming", **{"approvers": [str(approver)]}), group=True)
+    talk.ask()
+    shown = await talk.asked()
+    await talk.press(shown, shown.buttons[0], user=approver)
+    await talk.rest()
+    assert "Answered" not in talk.text
+    talk.say("1", user=approver)
+    await talk.answered("once")
+    assert talk.effect.exists()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("surface", SURFACES)
+async def test_stop_cancels_what_waits_for_an_answer(place: Place, surface: str) -> None:
+    """The agent is told, the command never runs, and the buttons that still stand there answer nothing."""
+    log = place.file()
+    talk = Talk(place, place.bot(surface, {"log": str(log)}))
+    talk.ask()
+    shown = await talk.asked()
+    await talk.rest()
+    talk.say("/stop")
+    await talk.until(lambda: "Stopped" in talk.text)
+    await talk.rest()
+    assert len(received(log, "session/cancel")) == 1
+    await talk.press(shown, shown.buttons[0])
+    await talk.until(lambda: "This question is no longer open." in talk.text)
+    assert not talk.effect.exists()
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize(("surface", "words"), list(zip(SURFACES, ("allow", "1", "yes"), strict=True)))
 async def test_a_typed_answer_continues_the_same_turn(place: Place, surface: str, words: str) -> None:
     """A number or a word is enough where there are buttons, too; a press afterwards does nothing and is told so."""
@@ -332,9 +365,8 @@ async def test_a_request_nobody_answers_ends_in_time_and_says_so_at_once(place: 
     assert talk.text.index("1. Allow once") < talk.text.index("Nobody answered in time")
     await talk.rest()
     before = talk.text
-    if shown.buttons:
-        await talk.press(shown, shown.buttons[0])
-        await talk.rest()
+    await talk.press(shown, shown.buttons[0])
+    await talk.rest()
     assert talk.text == before
     assert not any(each.buttons for each in talk.messages)
     assert not talk.effect.exists()
