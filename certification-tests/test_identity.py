@@ -332,6 +332,17 @@ class TestNoKeyLacksAPart:
             Authority(binding(**change)), CHAT, ACTOR, **PLACE
         )
 
+    @pytest.mark.parametrize("other", OTHER_BINDINGS)
+    def test_a_lasting_name_stands_on_the_installation(self, other: InstallationBinding) -> None:
+        """Who may answer an open request is known after the plugin's form was saved, in this installation only."""
+        kept = other.runtime_revision == 2 or other.placement_generation == 2 or other.artifact_digest != "a" * 64
+        assert (identity.lasting_name(AUTHORITY, ACTOR) == identity.lasting_name(Authority(other), ACTOR)) == kept
+
+    @pytest.mark.parametrize("other", [*OTHER_ACTORS, dataclasses.replace(ACTOR, sender_id="other")])
+    def test_a_lasting_name_is_one_persons(self, other: Actor) -> None:
+        """Also where a whole session or bot is the actor: the person behind it counts."""
+        assert identity.lasting_name(AUTHORITY, ACTOR) != identity.lasting_name(AUTHORITY, other)
+
     def test_a_shared_session_leaves_the_actor_out(self) -> None:
         """``share-session: conversation``: everybody in the chat has the same key, and no single person's."""
         keys = {identity.conversation_key(AUTHORITY, CHAT, None) for _ in ("7", "8")}

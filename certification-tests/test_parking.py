@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pkg import installations, limits
+from pkg import asking as questions
+from pkg import installations, limits, texts
 from pkg.agent_api import (
     Answer,
     ApprovalRequested,
@@ -611,6 +612,35 @@ async def test_after_a_restart_a_stranger_s_press_is_over(tmp_path: Path) -> Non
         done = await press(again, shown, 1, actor="8", delivery=delivery(), config={"share-session": "conversation"})
         assert "no longer open" in done.text
         assert not again.driver.sessions
+
+
+@pytest.mark.asyncio
+async def test_after_a_restart_a_session_of_all_has_still_one_who_may_answer(tmp_path: Path) -> None:
+    """Our rule: where the whole group is the actor, a stranger's "1" is a message, and the requester's is the answer."""
+    group: dict[str, Any] = {"conversation": "group_1", "config": {"user-id-source": "legacy-session"}}
+    async with harness(tmp_path, asking(wish(command="one"))) as h:
+        await h.run("go", run_id="r1", **group)
+    for actor, first in (("8", "1"), ("7", asking_again())):
+        async with harness(tmp_path, asking(wish(command="one"))) as again:
+            again.host.state = dict(h.host.state)
+            await again.run("1", run_id=f"r-{actor}", actor=actor, **group)
+            session = again.driver.sessions[0]
+            assert session.prompts[0].text == first
+            assert bool(session.answers) == (actor == "7")
+
+
+def asking_again() -> str:
+    """What the agent is told when it may do what it asked for."""
+    return questions._ALLOWED_LATE
+
+
+@pytest.mark.asyncio
+async def test_the_next_step_keeps_the_language_of_the_request(tmp_path: Path) -> None:
+    """Host rule: a press has no words of its own ("submitted"), so it says nothing of the person's language."""
+    async with harness(tmp_path, ScriptedDriver(asks)) as h:
+        shown = requested(await h.run("请安装它", run_id="r1", delivery=delivery()))
+        why = requested(await press(h, shown, 4, delivery=delivery()))
+        assert why["title"] == texts.render("interaction.ask_reason", "zh_Hans")
 
 
 @pytest.mark.asyncio

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
+from langbot_plugin.api.entities.builtin.runner.interaction import InteractionRequest
 from langbot_plugin.api.entities.builtin.runner.result import RunnerResult
 
 from pkg import limits, texts
@@ -45,14 +46,19 @@ Step = tuple[float, AgentEvent | str]
 
 
 def context(
-    *, adapter: str = "WebSocketAdapter", automatic: bool = True, surface: str = "platform", **delivery: Any
+    *,
+    adapter: str = "WebSocketAdapter",
+    automatic: bool = True,
+    surface: str = "platform",
+    event: str = "message.received",
+    **delivery: Any,
 ) -> RunnerContext:
     """A run's context as the host gives it."""
     return RunnerContext.model_validate(
         {
             "run_id": "run-1",
-            "trigger": {"type": "message.received"},
-            "event": {"event_id": "e", "event_type": "message.received", "event_time": 1, "source": "platform"},
+            "trigger": {"type": event},
+            "event": {"event_id": "e", "event_type": event, "event_time": 1, "source": "platform"},
             "input": {"text": "hi"},
             "delivery": {
                 "surface": surface,
@@ -796,6 +802,63 @@ async def test_single_mode_says_so_when_it_must_cut() -> None:
     (message,) = host_model.telegram_last(run.results).messages
     assert message.startswith("😀" * 100)
     assert "3000 characters" in message
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("adapter", ["TelegramAdapter", "DiscordAdapter"])
+async def test_single_mode_answers_a_press_outside_the_run_where_the_host_loses_it(adapter: str) -> None:
+    """Host fact: Telegram without streaming can't reply to a press; the answer is sent to the chat itself, once."""
+    sent: list[str] = []
+    ctx = context(adapter=adapter, event="interaction.submitted")
+    run = await play([(0, TextDelta("It is done."))], ctx=ctx, reply_mode="single", detached_send=_collector(sent))
+    replied = [] if adapter == "TelegramAdapter" else ["It is done."]
+    assert (sent == ["It is done."], host_model.web_last(run.results).messages) == (not replied, replied)
+
+
+@pytest.mark.asyncio
+async def test_single_mode_replies_to_a_press_when_nothing_can_be_sent_outside() -> None:
+    """A bot that does stream shows it then; nothing is held back for a bot that may not."""
+    ctx = context(adapter="TelegramAdapter", event="interaction.submitted")
+    run = await play([(0, TextDelta("It is done."))], ctx=ctx, reply_mode="single", detached_send=_nothing)
+    assert host_model.telegram_last(run.results).messages == ["It is done."]
+
+
+@pytest.mark.asyncio
+async def test_single_mode_waits_for_the_chat_before_it_answers_a_press() -> None:
+    """A send refused for coming too fast is made again after the service's pause."""
+    sent: list[str] = []
+
+    async def send(text: str) -> None:
+        sent.append(text)
+        if len(sent) == 1:
+            raise RuntimeError("Flood control exceeded. Retry in 5 seconds")
+
+    ctx = context(adapter="TelegramAdapter", event="interaction.submitted")
+    run = Run(ctx, reply_mode="single", detached_send=send)
+    began = run.now
+    await run.steps([(0, TextDelta("It is done."))])
+    await run.delivery.finish()
+    assert sent == ["It is done."] * 2
+    assert run.now - began >= 5
+    assert run.of("message.completed") == []
+
+
+@pytest.mark.asyncio
+async def test_single_mode_says_what_was_said_before_it_asks() -> None:
+    """Host fact: without streaming the last message is sent when the run is over, so behind the request of the same run."""
+    order: list[str] = []
+
+    async def send(text: str) -> None:
+        order.append(text)
+
+    run = Run(context(adapter="DiscordAdapter"), reply_mode="single", detached_send=send)
+    await run.steps([(0, TextDelta("I need to build."))])
+    payload = {"interaction_id": "i", "title": "May I?", "actions": [{"id": "a", "label": "Yes"}], "fallback_text": "May I?"}
+    await run.delivery.ask("May I?", RunnerResult.interaction_requested("run-1", InteractionRequest.model_validate(payload)))
+    await run.delivery.finish()
+    assert order == ["I need to build."]
+    assert run.of("message.completed") == []
+    assert len(run.of("action.requested")) == 1
 
 
 @pytest.mark.asyncio

@@ -11,8 +11,8 @@ Identity comes from the host's binding and actor only: never from text, configur
   length, so that no two different tuples of parts have the same encoding.
 
 Two kinds of keys: :func:`scoped_name` and :func:`conversation_key` are for what lives in a process (warm sessions, audit
-lines, jobs) and stand on the *whole* binding; :func:`session_key` is for what is stored and must survive a change of the
-settings, which raises the binding's revision, so it stands on the binding's lasting parts.
+lines, jobs) and stand on the *whole* binding; :func:`session_key` and :func:`lasting_name` are for what is stored and must
+survive a change of the settings, which raises the binding's revision, so they stand on the binding's lasting parts.
 """
 
 from __future__ import annotations
@@ -179,6 +179,11 @@ def scoped_name(authority: Authority, actor: Actor) -> str:
     if authority.binding is None:
         return actor.actor_id
     return _digest("actor", authority.parts(), actor.parts())
+
+
+def lasting_name(authority: Authority, actor: Actor) -> str:
+    """The name in what is stored of the person behind ``actor``: the same under every revision of the installation."""
+    return _digest("person", authority.lasting_parts(), actor.parts(), actor.sender_id)
 
 
 def conversation_key(authority: Authority, conversation: Conversation, actor: Actor | None) -> str:

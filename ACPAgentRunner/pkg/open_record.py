@@ -23,7 +23,7 @@ class OpenRecord:
     kind: Kind
     digest: str
     who: str
-    """A lasting name of the person who may answer."""
+    """The lasting name of the person who may answer (:func:`pkg.identity.lasting_name`)."""
     expires_at: int
     """Seconds since the epoch."""
 

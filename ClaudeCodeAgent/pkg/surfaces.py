@@ -5,6 +5,7 @@ Telegram adapter edits its message on deltas with ``(msg_sequence - 1) % 8 == 0`
 once per second), the DingTalk adapters by time or as Telegram; the web chat, Discord, WeCom and QQ adapters do not read the
 number. A number that is 1 plus a multiple of 8 therefore shows everywhere but on Lark, which gets multiples of 8. A streamed
 message is first sent as a placeholder and then edited: its first text is two calls of the service, each further one a call.
+Where it does not stream, the Telegram adapter can't reply to a pressed button: it looks where only typed messages are.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Surface:
     """How often a delta carries its text: results have it in ``content`` and ``all_content``."""
     shown_every: int = 1
     """Of how many updates the surface shows one, the first always among them."""
+    press_reply_lost: bool = False
+    """Whether the last message of a run that a pressed button began is lost where nothing is streamed."""
     allowance: Allowance | None = None
     """How many messages and edits its chats take; ``None`` for those that are no service's."""
 
@@ -101,5 +104,6 @@ def surface_for(
         first_sequence=SEQUENCE_STEP if "lark" in name else 1,
         text_copies=copies,
         shown_every=SEQUENCE_STEP if telegram and live_reply else 1,
+        press_reply_lost=telegram and not live_reply,
         allowance=_allowance(name, group=group),
     )

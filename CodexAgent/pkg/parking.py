@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+WITHDRAWN: Final = "agent.request_withdrawn"
+"""The code of the notice by which a driver says that the agent took a request (its text) back."""
 _ALWAYS_KEPT: Final = (ApprovalRequested, QuestionAsked, SessionStarted, TurnEnded)
 
 
@@ -124,6 +126,8 @@ class ParkedTurn:
         self.messages = tuple(messages)
         self.tell = tell
         self.state = State.WAITING
+        self.withdrawn = False
+        """The agent took its request back and works on, unheard."""
         self.answering: Actor | None = None
         """Whoever has begun to answer: the next message of theirs belongs to it."""
         self._bytes = 0
@@ -140,8 +144,15 @@ class ParkedTurn:
             return True
         return actor == self.requester and actor.sender_id == self.requester.sender_id
 
+    @property
+    def waits(self) -> bool:
+        """Whether the agent still waits for the answer."""
+        return self.held.turn_open and not self.withdrawn
+
     def keep(self, event: AgentEvent) -> None:
         """Take what the agent said meanwhile."""
+        if isinstance(event, Notice) and event.code == WITHDRAWN and event.text == self.request.event.request_id:
+            self.withdrawn = True
         if isinstance(event, TurnEnded):
             self.held.turn_open = False
         if not isinstance(event, _ALWAYS_KEPT):
@@ -274,7 +285,7 @@ class ParkedTurns:
 
 def _outcome(turn: ParkedTurn) -> Outcome:
     said = "".join(event.text for event in turn.held.early if isinstance(event, TextDelta))[: limits.NOTICE_CHARS // 2]
-    if not turn.held.turn_open:
+    if not turn.waits:
         return Outcome("approval.not_needed", turn.request.described(), said)
     key = "approval.agent_gone" if turn.held.channel.ended else "approval.expired"
     return Outcome(key, turn.request.described(), said)

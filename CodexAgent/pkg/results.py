@@ -11,7 +11,9 @@ results for the ledger. Guarantees:
   real text is, it ends with ``run.failed`` and the code;
 - ``reply-mode`` ``stream``: bubbles as they grow (:mod:`pkg.bubbles`), notices as bubbles of their own. ``single``: nothing
   is streamed, and all a person must read is in the last message of the run, because a pipeline that does not stream sends
-  only that one. What does not fit goes ahead by ``detached_send``, else into a file of the workspace that the message names;
+  only that one. What does not fit goes ahead by ``detached_send``, else into a file of the workspace that the message names.
+  The last message itself goes that way, too, where the host would lose it (:attr:`pkg.surfaces.Surface.press_reply_lost`) or
+  send it behind the request that follows it;
 - nothing is sent faster than its chat takes it (:mod:`pkg.outbound`): progress is left out first, then messages wait.
   :attr:`Delivery.sending` says that some do; :meth:`Delivery.finish` waits for them until the run's time is nearly over. Then,
   after a stop, and beyond ``limits.MESSAGES_PER_RUN`` messages the rest goes into a file that the last message names;
@@ -94,6 +96,7 @@ class Delivery:
             max_message_size=delivery.max_message_size,
             live_reply=explicit,
         )
+        self._reply_lost = self._surface.press_reply_lost and ctx.event.event_type == "interaction.submitted"
         self._run_id = ctx.run_id
         self._emit_result = emit
         self._language = language
@@ -531,11 +534,25 @@ class Delivery:
             keys = ("reply.rest_file", "reply.rest_cut") if self._ahead else ("reply.overflow_file", "reply.cut")
             text = _shortened(rest, told, self._note(keys[0] if name else keys[1], name, rest), self._single_limit)
         text += behind
-        if not is_blank(text):
+        if not is_blank(text) and not await self._sent_outside(text, until):
             self._out.put([Complete(text, rest + behind)])
             await self._drain()
         if self._request is not None:
             await self._emit_request(self._request)
+
+    async def _sent_outside(self, text: str, until: float) -> bool:
+        """Whether the last message went outside the run, which is tried where the host would lose or misplace it."""
+        misplaced = self._reply_lost or self._request is not None
+        if not misplaced or self._detached_send is None or self._sink.every_message_arrives:
+            return False
+        self._ahead_over = False
+        while not self._ahead_over:
+            ready = self._pace.ready_at(1, self._clock())
+            while ready <= until and self._clock() < ready:
+                await self._wait(ready - self._clock())
+            if await self._sent_ahead(text):
+                return True
+        return False
 
     @property
     def _single_limit(self) -> Limit:

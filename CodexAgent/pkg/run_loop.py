@@ -289,6 +289,7 @@ class _Run:
             identity.check_allowed(actor, settings.allowed_actors)
         installation = installations.installation(authority.binding)
         installation.check()
+        self._detached = overflow.sender(self.runner, self.ctx, authority, installation)
         pressed = self.ctx.input.interaction if self.ctx.event.event_type == INTERACTION else None
         if pressed is None and controls.parse(self.text) is controls.Control.STOP:
             await self._stop_others(installation, actor)
@@ -303,6 +304,9 @@ class _Run:
         if isinstance(meant, Told):
             await self.tell(meant.text_key, meant.params)
             return
+        if isinstance(meant, (Further, Resumed)) and settings.language == "auto":
+            # A press has no words of its own, and a number no language.
+            self.language = meant.turn.language
         if isinstance(meant, Further):
             await asking.show_further(self, meant.turn, asked, meant.wrong)
             return
@@ -311,11 +315,8 @@ class _Run:
         if isinstance(meant, Resumed):
             # Whoever answers, the turn stays the requester's.
             asked = dataclasses.replace(asked, actor=meant.turn.requester)
-            if settings.language == "auto":
-                self.language = meant.turn.language
         self._installation = installation
         installation.runs[self.ctx.run_id] = self
-        self._detached = overflow.sender(self.runner, self.ctx, authority, installation)
         self.judge = judge = steering.Judge(asked.actor, settings.allowed_actors)
         self._questions = asking.Questions(self, asked)
         self._messages = MessageQueue(self.ctx, judge, self, self._steer)
@@ -348,8 +349,8 @@ class _Run:
             return meant
         if pressed is not None and parked.of(key) is not None:
             return Told("approval.over")
-        store, who = asking.record_store(self.ctx, self.conversation, asked), asking.who_of(self.conversation, asked)
-        return await late(store, who, pressed, self.text)
+        who = identity.lasting_name(asked.authority, asked.actor)
+        return await late(asking.record_store(self.ctx, self.conversation, asked), who, pressed, self.text)
 
     async def _resume(self, meant: Resumed, who: identity.Actor, asked: Asked) -> None:
         """Go on with a parked turn, then with what waited for its own turn meanwhile."""

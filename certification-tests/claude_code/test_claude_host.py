@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from testkit import langbot_host
 from testkit.anthropic_fixture import AnthropicFixture, anthropic_fixture
-from testkit.fake_telegram import FakeTelegram
+from testkit.fake_telegram import MESSAGE_UNITS, FakeTelegram, utf16_units
 from testkit.langbot_host import LangBotHost
 from testkit.model_fixture import KEY
 from tooling import ROOT, packages
@@ -43,7 +43,7 @@ class Place:
     ) -> None:
         self.host, self.telegram, self.model, self.runner = host, telegram, model, runner
         self.workspace = scratch / "workspace"
-        home = scratch / "home"
+        self._home = home = scratch / "home"
         for directory in (self.workspace, home):
             directory.mkdir()
         self._program = program
@@ -65,6 +65,10 @@ class Place:
                 if Path(f"/proc/{pid}/exe").readlink().name == "claude":
                     found.add(pid)
         return found
+
+    def histories(self) -> list[str]:
+        """Every line of Claude Code's own records of its sessions."""
+        return [line for path in self._home.rglob("*.jsonl") for line in path.read_text().splitlines()]
 
 
 SECRETS = {"agent-secret-values": json.dumps({"MODEL_KEY": KEY})}
@@ -178,6 +182,47 @@ async def test_a_tool_call_is_decided_by_the_form_and_shown(place: Place) -> Non
     await asyncio.to_thread(place.telegram.quiet, bot, 2.5, 60)
     assert shown().count("I made it") == 1
     assert (place.workspace / "made").exists()
+
+
+async def test_a_pressed_button_lands_in_the_living_turn(place: Place) -> None:
+    """The whole command and its directory are asked; allowed, it runs in the same process and turn; denied, it does not."""
+    pipeline = place.host.pipeline(place.runner, place.form())
+    bot, fake = place.host.telegram_bot(pipeline=pipeline), place.telegram
+    number = 0
+
+    def shown() -> str:
+        return "\n".join(each.text for each in fake.chat(bot, 42))
+
+    async def decided(command: str, label: str, told: str) -> set[int]:
+        nonlocal number
+        number += 1
+        fake.say(bot, f"turn {number} [[ run {command} ;; say {told} ]]", user=42)
+        assert await asyncio.to_thread(fake.until, lambda: any(each.buttons for each in fake.chat(bot, 42)), BOUND), shown()
+        (asked,) = [each for each in fake.chat(bot, 42) if each.buttons]
+        assert utf16_units(asked.text) <= MESSAGE_UNITS
+        for part in (
+            command,
+            str(place.workspace),
+            "1. Allow once",
+            "2. Allow for this session",
+            "3. Deny",
+            "4. Deny and say why",
+        ):
+            assert part in asked.text
+        await asyncio.to_thread(fake.quiet, bot, 2.5, 60)
+        waiting = place.programs()
+        (button,) = [each for each in asked.buttons if each.label == label]
+        fake.press(bot, asked, button, user=42)
+        assert await asyncio.to_thread(fake.until, lambda: told in shown(), BOUND), shown()
+        assert place.programs() == waiting
+        return waiting
+
+    first = await decided("touch allowed", "Allow once", "I made it")
+    assert (place.workspace / "allowed").exists()
+    assert await decided("touch denied", "Deny", "I left it") == first
+    assert not (place.workspace / "denied").exists()
+    prompts = [line for line in place.histories() if '"turn 1 ' in line or '"turn 2 ' in line]
+    assert len([line for line in prompts if json.loads(line).get("type") == "user"]) == 2, "each was one turn"
 
 
 async def test_without_an_account_the_chat_says_what_to_do(place: Place) -> None:

@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from testkit import langbot_host
-from testkit.fake_telegram import FakeTelegram
+from testkit.fake_telegram import MESSAGE_UNITS, FakeTelegram, utf16_units
 from testkit.langbot_host import LangBotHost
 from testkit.responses_fixture import KEY, ResponsesFixture, codex_home, responses_fixture
 from tooling import ROOT, packages
@@ -41,8 +41,10 @@ SECRETS = {"agent-secret-values": json.dumps({"MODEL_KEY": KEY})}
 class Place:
     """The host with the package installed and its secret set, and what the program needs."""
 
-    def __init__(self, host: LangBotHost, model: ResponsesFixture, runner: str, program: Path, scratch: Path) -> None:
-        self.host, self.model, self.runner = host, model, runner
+    def __init__(
+        self, host: LangBotHost, telegram: FakeTelegram, model: ResponsesFixture, runner: str, program: Path, scratch: Path
+    ) -> None:
+        self.host, self.telegram, self.model, self.runner = host, telegram, model, runner
         self.workspace = scratch / "workspace"
         self.workspace.mkdir()
         self._program = program
@@ -81,7 +83,7 @@ async def place(
             try:
                 runner = await asyncio.to_thread(host.install, package)
                 await asyncio.to_thread(host.configure, runner, SECRETS)
-                yield Place(host, model, runner, codex_program, scratch)
+                yield Place(host, telegram, model, runner, codex_program, scratch)
                 host.watch()
             finally:
                 codes = await asyncio.to_thread(host.stop)
@@ -160,16 +162,46 @@ async def test_stop_typed_in_the_chat_ends_the_turn_and_not_the_conversation(pla
         assert place.programs() == alive
 
 
-async def test_what_is_denied_is_told_in_the_chat(place: Place) -> None:
-    """The action, and how to allow it; nothing was done."""
+async def test_a_pressed_button_lands_in_the_living_turn(place: Place) -> None:
+    """The whole command and its directory are asked; allowed, it runs in the same process and turn; denied, it does not."""
     pipeline = place.host.pipeline(place.runner, place.form())
-    async with place.host.web_chat(pipeline) as chat:
-        await chat.say("please [[ run touch made ;; say I tried ]]")
-        await chat.until(lambda: any("I tried" in each.text for each in chat.bubbles), BOUND)
-        shown = "\n".join(each.text for each in chat.bubbles)
-        assert "touch made" in shown
-        assert "allow-edits" in shown
-    assert not (place.workspace / "made").exists()
+    bot, fake = place.host.telegram_bot(pipeline=pipeline), place.telegram
+    number = 0
+
+    def shown() -> str:
+        return "\n".join(each.text for each in fake.chat(bot, 42))
+
+    async def decided(command: str, label: str, told: str) -> set[int]:
+        nonlocal number
+        number += 1
+        fake.say(bot, f"pressing {number} [[ run {command} ;; say {told} ]]", user=42)
+        assert await asyncio.to_thread(fake.until, lambda: any(each.buttons for each in fake.chat(bot, 42)), BOUND), shown()
+        (asked,) = [each for each in fake.chat(bot, 42) if each.buttons]
+        assert utf16_units(asked.text) <= MESSAGE_UNITS
+        for part in (
+            command,
+            str(place.workspace),
+            "1. Allow once",
+            "2. Allow for this session",
+            "3. Deny",
+            "4. Deny and say why",
+        ):
+            assert part in asked.text
+        await asyncio.to_thread(fake.quiet, bot, 2.5, 60)
+        waiting = place.programs()
+        (button,) = [each for each in asked.buttons if each.label == label]
+        fake.press(bot, asked, button, user=42)
+        assert await asyncio.to_thread(fake.until, lambda: told in shown(), BOUND), shown()
+        assert place.programs() == waiting
+        return waiting
+
+    first = await decided("touch allowed", "Allow once", "I made it")
+    assert (place.workspace / "allowed").exists()
+    assert await decided("touch denied", "Deny", "I left it") == first
+    assert not (place.workspace / "denied").exists()
+    histories = [path.read_text() for path in (place.workspace.parent / "home").rglob("rollout-*.jsonl")]
+    (mine,) = [history for history in histories if "pressing 1" in history]
+    assert mine.count('"payload":{"type":"task_started"') == 2, "each was one turn"
 
 
 async def test_a_message_while_codex_works_is_taken_into_the_turn(place: Place) -> None:

@@ -1,9 +1,10 @@
 """A local protocol fixture: the part of Telegram's Bot API that the host's adapter uses, on a free port of 127.0.0.1.
 
-It keeps every chat as people would see it (messages with all texts they ever showed, documents with their bytes) and refuses
-what the service refuses: texts over 4,096 UTF-16 units, empty texts, edits that change nothing. Written from the public API
-description; it never saw the real service. Runs in a thread of its own so that a session can share it; every method may be
-called from any thread.
+It keeps every chat as people would see it (messages with all texts they ever showed, documents with their bytes, the buttons
+under them) and refuses what the service refuses: texts over 4,096 UTF-16 units, empty texts, edits that change nothing, buttons
+whose data is no 1 to 64 bytes, answers to presses it does not know. Any person may press any button, also one that has gone
+meanwhile, as an app does that has not heard of it yet. Written from the public API description; it never saw the real service.
+Runs in a thread of its own so that a session can share it; every method may be called from any thread.
 """
 
 from __future__ import annotations
@@ -22,12 +23,25 @@ from typing import Any, Final
 from aiohttp import web
 
 MESSAGE_UNITS: Final = 4096
+BUTTON_BYTES: Final = 64
+NOT_MODIFIED: Final = (
+    "Bad Request: message is not modified: specified new message content and reply markup are exactly the same as a current "
+    "content and reply markup of the message"
+)
 LONG_POLL_SECONDS: Final = 5.0
 
 
 def utf16_units(text: str) -> int:
     """Length as Telegram counts it."""
     return len(text.encode("utf-16-le", "surrogatepass")) // 2
+
+
+@dataclass(frozen=True)
+class Button:
+    """One button of an inline keyboard; the bot gets ``data`` when it is pressed."""
+
+    label: str
+    data: str
 
 
 @dataclass
@@ -39,6 +53,8 @@ class Message:
     document: bytes | None = None
     name: str = ""
     deleted: bool = False
+    buttons: tuple[Button, ...] = ()
+    """What can be pressed under it now, row by row."""
 
     @property
     def text(self) -> str:
@@ -82,6 +98,7 @@ class FakeTelegram:
         self._chats: dict[tuple[str, int], list[Message]] = collections.defaultdict(list)
         self._updates: dict[str, asyncio.Queue[dict[str, Any]]] = {}
         self._files: dict[str, bytes] = {}
+        self._presses: set[tuple[str, str]] = set()
         self._changed = threading.Condition()
         self._ids = itertools.count(1000)
         self._loop = asyncio.new_event_loop()
@@ -125,7 +142,37 @@ class FakeTelegram:
             message["photo"] = [{**self._stored(photo), "width": 16, "height": 16}]
         if document is not None:
             message["document"] = {**self._stored(document[1]), "file_name": document[0], "mime_type": "text/plain"}
-        update = {"update_id": next(self._ids), "message": message}
+        self._deliver(bot, {"message": message})
+
+    def press(self, bot: str, message: Message, button: Button, *, user: int = 7, chat: int | None = None) -> str:
+        """A person presses a button of the bot's ``message``; the id of the press, for :meth:`acknowledged`."""
+        place = user if chat is None else chat
+        query = str(next(self._ids))
+        with self._changed:
+            self._presses.add((bot, query))
+            shown = self._shown(
+                bot, place, next(each for each in self._chats[bot, place] if each.message_id == message.message_id)
+            )
+        pressed = {
+            "id": query,
+            "from": {"id": user, "is_bot": False, "first_name": f"User{user}"},
+            "message": shown,
+            "chat_instance": f"instance{place}",
+            "data": button.data,
+        }
+        self._deliver(bot, {"callback_query": pressed})
+        return query
+
+    def acknowledged(self, bot: str, press: str) -> bool:
+        """Whether the bot has answered a press, so that the button no longer looks busy."""
+        with self._changed:
+            return any(
+                call.bot == bot and call.method == "answerCallbackQuery" and call.fields["callback_query_id"] == press
+                for call in self.calls
+            )
+
+    def _deliver(self, bot: str, what: dict[str, Any]) -> None:
+        update = {"update_id": next(self._ids), **what}
         self._loop.call_soon_threadsafe(lambda: self._queue(bot).put_nowait(update))
 
     def _stored(self, data: bytes) -> dict[str, Any]:
@@ -137,7 +184,7 @@ class FakeTelegram:
         """The bot's messages in a chat as they stand now, oldest first, without deleted ones."""
         with self._changed:
             return [
-                Message(each.message_id, list(each.texts), each.document, each.name)
+                Message(each.message_id, list(each.texts), each.document, each.name, buttons=each.buttons)
                 for each in self._chats[bot, chat]
                 if not each.deleted
             ]
@@ -238,12 +285,15 @@ class FakeTelegram:
             self._changed.notify_all()
 
     def _do(self, bot: str, method: str, fields: dict[str, str], files: dict[str, tuple[str, bytes]]) -> Any:
-        me = {"id": int(bot.split(":")[0]), "is_bot": True, "first_name": "bot", "username": "fixture_bot"}
         if method == "getMe":
-            return me
+            return _me(bot)
         if method == "getFile":
             name = fields["file_id"]
             return {"file_id": name, "file_unique_id": name, "file_size": len(self._files[name]), "file_path": name}
+        if method == "answerCallbackQuery":
+            if (bot, fields["callback_query_id"]) not in self._presses:
+                raise Refusal("Bad Request: query is too old and response timeout expired or query ID is invalid")
+            return True
         if not method.startswith(("send", "edit", "delete")) or "chat_id" not in fields:
             return True
         chat = int(fields["chat_id"])
@@ -253,7 +303,7 @@ class FakeTelegram:
         if self._burst:
             self._spend(bot, chat)
         if method.startswith("send"):
-            message = Message(next(self._ids))
+            message = Message(next(self._ids), buttons=_buttons(fields))
             if method == "sendMessage":
                 message.texts.append(_text(fields, "Bad Request: message is too long"))
             else:
@@ -270,15 +320,30 @@ class FakeTelegram:
                 message.deleted = True
                 return True
             if method == "editMessageText":
-                text = _text(fields, "Bad Request: MESSAGE_TOO_LONG")
-                if text == message.text:
-                    raise Refusal(
-                        "Bad Request: message is not modified: specified new message content and reply markup are exactly the "
-                        "same as a current content and reply markup of the message"
-                    )
+                text, buttons = _text(fields, "Bad Request: MESSAGE_TOO_LONG"), _buttons(fields)
+                if (text, buttons) == (message.text, message.buttons):
+                    raise Refusal(NOT_MODIFIED)
                 message.texts.append(text)
-        shown = {"message_id": message.message_id, "date": int(time.time()), "chat": self._chat(chat), "from": me}
-        return {**shown, "text": message.text}
+                message.buttons = buttons
+            if method == "editMessageReplyMarkup":
+                buttons = _buttons(fields)
+                if buttons == message.buttons:
+                    raise Refusal(NOT_MODIFIED)
+                message.buttons = buttons
+        return self._shown(bot, chat, message)
+
+    def _shown(self, bot: str, chat: int, message: Message) -> dict[str, Any]:
+        shown: dict[str, Any] = {
+            "message_id": message.message_id,
+            "date": int(time.time()),
+            "chat": self._chat(chat),
+            "from": _me(bot),
+            "text": message.text,
+        }
+        if message.buttons:
+            rows = [[{"text": each.label, "callback_data": each.data}] for each in message.buttons]
+            shown["reply_markup"] = {"inline_keyboard": rows}
+        return shown
 
     def _rate(self, chat: int) -> float:
         return self._group_per_second if chat < 0 else self._per_second
@@ -291,6 +356,20 @@ class FakeTelegram:
             self._room[key] = (left, now)
             raise Refusal("Too Many Requests: retry later", 429)
         self._room[key] = (left - 1, now)
+
+
+def _me(bot: str) -> dict[str, Any]:
+    return {"id": int(bot.split(":")[0]), "is_bot": True, "first_name": "bot", "username": "fixture_bot"}
+
+
+def _buttons(fields: dict[str, str]) -> tuple[Button, ...]:
+    rows = json.loads(fields.get("reply_markup") or "{}").get("inline_keyboard") or []
+    buttons = tuple(Button(each["text"], each.get("callback_data", "")) for row in rows for each in row)
+    if any(not each.label.strip() for each in buttons):
+        raise Refusal("Bad Request: can't parse inline keyboard button: Text buttons are unallowed in the inline keyboard")
+    if any(not 1 <= len(each.data.encode()) <= BUTTON_BYTES for each in buttons):
+        raise Refusal("Bad Request: BUTTON_DATA_INVALID")
+    return buttons
 
 
 def _text(fields: dict[str, str], too_long: str) -> str:

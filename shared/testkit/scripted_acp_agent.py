@@ -43,6 +43,7 @@ DEFAULTS: dict[str, Any] = {
     "log": "",  # file that gets every message received, one JSON line each
     "ignore_eof": False,
     "first_session": "s-1",
+    "instead": {},  # beginning of a prompt: the script that is run for it
 }
 
 STUBBORN = "import signal, time\nsignal.signal(15, 1)\nprint(1, flush=True)\ntime.sleep(600)"
@@ -61,6 +62,7 @@ class Agent:
         self.authenticated = not self.config["auth"]
         self.stalled = threading.Event()
         self.session = ""
+        self.turn: Any = None
         self.blocks: list[Any] = []
         self.reason = "end_turn"
         self.usage: Any = None
@@ -267,13 +269,14 @@ class Agent:
 
     def prompt(self, message: dict[str, Any]) -> None:
         params = message["params"]
-        self.session = params["sessionId"]
+        self.session, self.turn = params["sessionId"], message["id"]
         texts = [block["text"] for block in params["prompt"] if block["type"] == "text"]
         own = [text for text in texts if not text.startswith("<host-context>")]
         self.blocks = params["prompt"]
         self.reason, self.usage, self.after, self.failure = "end_turn", None, [], None
         self.obeys = True
         script = own[-1] if own else ""
+        script = next((other for start, other in self.config["instead"].items() if script.startswith(start)), script)
         for line in script.split("\n"):
             if self.cancelled.is_set() and self.obeys:
                 break
@@ -389,6 +392,28 @@ class Agent:
     def do_perm(self, argument: str) -> None:
         outcome = self.ask("session/request_permission", {"sessionId": self.session, **json.loads(argument)})
         self.chunk(self.session, json.dumps(outcome))
+
+    def do_risky(self, command: str) -> None:
+        """Ask to run a shell command, run it only when that was allowed, and say in which process and turn that was."""
+        who = f"pid={os.getpid()} turn={self.turn}"
+        self.chunk(self.session, f"I have to ask, {who}.\n")
+        call = {
+            "toolCallId": f"risky-{self.next_id}",
+            "title": "Make it so",
+            "kind": "execute",
+            "rawInput": {"command": command, "cwd": os.getcwd()},  # noqa: PTH109
+        }
+        options = [
+            {"optionId": "once", "name": "Allow", "kind": "allow_once"},
+            {"optionId": "always", "name": "Allow for good", "kind": "allow_always"},
+            {"optionId": "no", "name": "Reject", "kind": "reject_once"},
+        ]
+        params = {"sessionId": self.session, "toolCall": call, "options": options}
+        outcome = (self.ask("session/request_permission", params, bound=300) or {}).get("outcome", {})
+        chosen = outcome.get("optionId", "cancelled")
+        if chosen == "once":
+            subprocess.run(["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True)
+        self.chunk(self.session, f"Answered {chosen}, {who}.")
 
     def do_request(self, argument: str) -> None:
         method, _, params = argument.partition(" ")
