@@ -311,7 +311,7 @@ class _Run:
         if isinstance(meant, Further):
             await asking.show_further(self, meant.turn, asked)
             return
-        if installations.busy():
+        if installations.busy() and not isinstance(meant, Resumed):
             raise Refused("coding.busy", retryable=True)
         if isinstance(meant, Resumed):
             # Whoever answers, the turn stays the requester's.
@@ -354,8 +354,8 @@ class _Run:
             return meant
         if pressed is not None and parked.of(key) is not None:
             return Told("approval.over")
-        who = identity.scoped_name(asked.authority, asked.actor)
-        said = await late(asking.record_store(self.ctx, self.conversation, asked), who, pressed, self.text)
+        store, who = asking.record_store(self.ctx, self.conversation, asked), asking.who_of(self.conversation, asked)
+        said = await late(store, who, pressed, self.text)
         if isinstance(said, Late) and not parked.settle(said.record.interaction_id):
             return Told("approval.over")
         return said
