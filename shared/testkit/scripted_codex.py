@@ -1,23 +1,15 @@
 """A ``codex app-server`` that does what the prompt says: local protocol fixture, standard library only, no vendor's behaviour.
 
 Its frames have the shape of Codex 0.171's. The configuration is JSON in ``SCRIPTED_CODEX``: ``log`` (a file that gets every
-<<<<<<< HEAD
-message received), ``account`` (the answer to ``account/read``), ``config`` (``config/read``), ``exec`` (exit code of
-``command/exec``), ``known`` (threads that can be resumed, or ``true``), ``resume_error`` (text), ``start_error``,
-``initialize_error``, ``deaf`` (methods never answered), ``early_end`` (a turn's end comes before the answer to its start),
-``chatter`` (lines of noise first), ``base`` (tokens a resumed thread begins with), ``late_base`` (told only when the next turn
-starts), ``notes`` (a file that gets what became of each turn and request), ``late`` (the steps in place of a message that tells
-of a belated permission), ``no_client_id``, ``rollout`` (the file ``thread/read`` names), ``home`` (the account's directory as told), ``rules`` (names of
-=======
 message received), ``environment`` (a file that gets the process's own), ``account`` (the answer to ``account/read``),
 ``config`` (``config/read``), ``exec`` (exit code of ``command/exec``), ``stdout`` (what that prints), ``profiles`` (what
 ``permissionProfile/list`` names; ``null``: it is not known), ``profile_error`` (refuses a thread with a profile of its own),
-``profile_ignored``, ``known`` (threads that can be resumed), ``resume_error`` (text), ``start_error``, ``initialize_error``,
-``deaf`` (methods never answered), ``early_end`` (a turn's end comes before the answer to its start), ``chatter`` (lines of
-noise first), ``base`` (tokens a resumed thread begins with), ``late_base`` (told only when the next turn starts),
-``no_client_id``, ``rollout`` (the file ``thread/read`` names), ``home`` (the account's directory as told), ``rules`` (names of
->>>>>>> a6
-files there).
+``profile_ignored``, ``known`` (threads that can be resumed; ``true``: all), ``resume_error`` (text), ``start_error``,
+``initialize_error``, ``deaf`` (methods never answered), ``early_end`` (a turn's end comes before the answer to its start),
+``chatter`` (lines of noise first), ``base`` (tokens a resumed thread begins with), ``late_base`` (told only when the next turn
+starts), ``notes`` (a file that gets what became of each turn and request), ``late`` (the steps in place of a message that tells
+of a belated permission), ``no_client_id``, ``rollout`` (the file ``thread/read`` names), ``home`` (the account's directory as
+told), ``rules`` (names of files there).
 
 Each line of a turn's text is a step; see :func:`Turn.step`. Steps run one after the other in a thread of their own.
 """
