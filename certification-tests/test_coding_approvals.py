@@ -16,12 +16,11 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import os
 import secrets
 import shlex
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from pkg import langbot_tools, limits
 from testkit import daemon_rig
 from testkit.cutting_proxy import CuttingProxy
 from testkit.daemon_rig import DAEMON_ID, DaemonHome, DaemonProcess
@@ -175,7 +175,9 @@ class Notebook:
         """The turns whose prompt holds ``text``, in order."""
         lines = [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
         found = [(note["pid"], note["turn"]) for note in lines if note["what"] == "began" and text in note["text"]]
-        return [Turn(pid, name, tuple(note for note in lines if (note["pid"], note["turn"]) == (pid, name))) for pid, name in found]
+        return [
+            Turn(pid, name, tuple(note for note in lines if (note["pid"], note["turn"]) == (pid, name))) for pid, name in found
+        ]
 
     def of(self, pid: int) -> list[dict[str, Any]]:
         """Everything one process wrote down."""
@@ -188,12 +190,12 @@ class Notebook:
 class Bench:
     """One package in one shape of worker, with a user's machine beside it and an SSH account."""
 
-    def __init__(self, agent: str, shape: Shape, directory: Path, server: Server) -> None:
-        """Started by :func:`bench`."""
+    def __init__(self, agent: str, shape: Shape, directory: Path, server: Server, *, port: int = 0, url: str = "") -> None:
+        """Started by :func:`bench`; ``url`` is where the daemon finds the hub when something stands in between."""
         self.agent, self.shape, self.server = agent, shape, server
         self.kind = AGENTS[agent]
         self.directory = directory
-        self.port, self.token = free_port(), secrets.token_urlsafe(32)
+        self.port, self.token = port or free_port(), secrets.token_urlsafe(32)
         self.worker: SdkWorker
         self.daemon: DaemonProcess | None = None
         self.notebook = Notebook(directory / "notes")
@@ -202,7 +204,7 @@ class Bench:
         self.command = directory / "agent"
         self.home = DaemonHome(
             directory / "machine",
-            f"ws://127.0.0.1:{self.port}",
+            url or f"ws://127.0.0.1:{self.port}",
             token=self.token,
             driver=self.kind.driver,
             command=(str(self.command),),
@@ -368,6 +370,7 @@ class Talk:
         assert await gone({turn.pid: start for turn in self.turns if (start := started(turn.pid))}, 30.0)
 
 
+Shown = Mapping[str, Any]
 NOTHING_SHOWN: dict[str, Any] = {"interaction_id": "0" * 32, "actions": [{"id": name} for name in ("a", "b", "c", "d")]}
 """Stands for buttons that somebody presses where none were shown."""
 
@@ -410,9 +413,9 @@ async def all_of(tasks: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def bench(agent: str, shape: Shape, directory: Path, server: Server) -> AsyncIterator[Bench]:
+async def bench(agent: str, shape: Shape, directory: Path, server: Server, **way: Any) -> AsyncIterator[Bench]:
     """A bench at work; nothing of it is left afterwards."""
-    made = Bench(agent, shape, directory, server)
+    made = Bench(agent, shape, directory, server, **way)
     made.prepare()
     package = made.kind.package
     environment = private(directory / "worker") if shape == "dedicated" else None
@@ -437,12 +440,12 @@ Benches = dict[str, Bench]
 
 
 @contextlib.asynccontextmanager
-async def benches_of(directory: Path, server: Server) -> AsyncIterator[Benches]:
-    """Every bench at work."""
+async def benches_of(directory: Path, server: Server, *agents: str) -> AsyncIterator[Benches]:
+    """The benches of these agents, at work."""
     async with contextlib.AsyncExitStack() as stack:
         entered = [
             stack.enter_async_context(bench(agent, shape, directory / f"{agent}-{shape}", server))
-            for agent in AGENTS
+            for agent in agents
             for shape in SHAPES
         ]
         found: Benches = {}
@@ -459,17 +462,41 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
+@dataclass
+class Stage:
+    """Every bench, and in every place a request that nobody will answer."""
+
+    benches: Benches
+    expiring: dict[str, tuple[Talk, Shown]] = field(default_factory=dict)
+
+    async def begin(self) -> None:
+        """Have every agent ask in every place; the others' tests go on meanwhile."""
+
+        async def one(name: str, number: int) -> None:
+            place = name.split()[1]
+            talk = self.benches[name].talk(place, ("buttons", "text")[number % 2], approval_timeout=SHORTEST)
+            self.expiring[name] = talk, (await talk.asking())[1]
+
+        await all_of({name: partial(one, name, number) for number, name in enumerate(self.benches)})
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def benches(tmp_path_factory: pytest.TempPathFactory, server: Server) -> AsyncIterator[Benches]:
+async def stage(tmp_path_factory: pytest.TempPathFactory, server: Server) -> AsyncIterator[Stage]:
     """Every bench, for tests that leave their workers and daemons as they are."""
-    async with benches_of(tmp_path_factory.mktemp("benches"), server) as made:
+    async with benches_of(tmp_path_factory.mktemp("benches"), server, *AGENTS) as made:
+        found = Stage(made)
+        await found.begin()
+        yield found
+
+
+@pytest_asyncio.fixture
+async def own(request: pytest.FixtureRequest, tmp_path: Path, server: Server) -> AsyncIterator[Benches]:
+    """One agent's benches, for tests that end parts of them; ``agent`` is the test's parameter."""
+    async with benches_of(tmp_path, server, request.getfixturevalue("agent")) as made:
         yield made
 
 
 # ------------------------------------------------------------------ the answers
-
-
-Shown = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -578,8 +605,6 @@ WAYS: dict[str, Way] = {
     "stale": Way(stale, "deny", reason=True),
 }
 """Answers while everything stays alive."""
-LATER = ("expired", "worker killed", "worker replaced", "daemon killed", "stopped", "revoked")
-"""What else can become of a request; tried for every agent in every place below."""
 
 
 # ------------------------------------------------------------------ the matrix
@@ -715,16 +740,326 @@ async def _unasked(talk: Talk, case: Case, way: Way, *, edits: bool) -> None:
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("surface", SURFACES)
 @pytest.mark.parametrize("policy", POLICIES)
-async def test_every_answer_under_every_policy_on_every_surface(policy: str, surface: str, benches: Benches) -> None:
+async def test_every_answer_under_every_policy_on_every_surface(policy: str, surface: str, stage: Stage) -> None:
     """Our rule: who may, once, before the deadline, in the same turn of the same process; policy alone where nobody is asked."""
     cases = [each for each in FULL if (each.policy, each.surface) == (policy, surface)]
-    made = benches["acp local"]
+    made = stage.benches["acp local"]
     await all_of({str(each): partial(played, made, each) for each in cases})
 
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("agent", AGENTS)
-async def test_every_agent_in_every_place(agent: str, benches: Benches) -> None:
+async def test_every_agent_in_every_place(agent: str, stage: Stage) -> None:
     """Our rule: the same for all three packages and every place that can keep a turn."""
     cases = [each for each in TABLE if each.agent == agent]
-    await all_of({str(each): partial(played, benches[f"{agent} {each.place}"], each) for each in cases})
+    await all_of({str(each): partial(played, stage.benches[f"{agent} {each.place}"], each) for each in cases})
+
+
+# ------------------------------------------------------------------ where no turn can wait
+
+
+async def resumed(talk: Talk, answer: Callable[[], Awaitable[Outcome]], *, kept: bool) -> None:
+    """The answer resumes the session in another process, with a grant for exactly that action, once.
+
+    The agent then asks for another action, for the one that was allowed, and for that again. Where turns can wait (``kept``)
+    each answer goes on in the new process, else each request ends its turn and takes the grant with it.
+    """
+    before = talk.turn
+    done = await answer()
+    (turn, *more) = talk.bench.notebook.turns(GRANTED)[-1:]
+    assert not more
+    assert turn.pid != before.pid
+    assert f"pid={turn.pid} " in done.text
+    assert "late other" in done.text + json.dumps([each.data for each in done.results]), "asked anew"
+    if not kept:
+        await until(lambda: talk.bench.notebook.turns(GRANTED)[-1].settled)
+        return
+    assert (turn.asked, turn.answers) == (1, [])
+    again = await talk.say("3")
+    turn = next(each for each in talk.bench.notebook.turns(GRANTED) if (each.pid, each.name) == (turn.pid, turn.name))
+    assert turn.answers == ["deny", "allow"], "the grant is for that action"
+    assert "late action" in again.text + json.dumps([each.data for each in again.results]), "and for once"
+    assert started(turn.pid)
+    last = await talk.say("3")
+    assert last.reason == "stop"
+    turn = next(each for each in talk.bench.notebook.turns(GRANTED) if (each.pid, each.name) == (turn.pid, turn.name))
+    assert turn.answers == ["deny", "allow", "deny"]
+    assert turn.how
+    await until(lambda: not started(turn.pid))
+
+
+GRANTED = "has now been allowed"
+DENIED = "was not allowed"
+"""What an agent is told when the answer came after its turn was gone."""
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_where_no_turn_can_wait_it_is_cancelled_and_the_answer_resumes_the_session(agent: str, stage: Stage) -> None:
+    """Our rule: over SSH from the pool nothing lives between runs; a grant is for the one action that was shown."""
+    bench = stage.benches[f"{agent} {UNPARKED}"]
+
+    async def allowed(surface: str) -> None:
+        talk = bench.talk(UNPARKED, surface)
+        _, shown = await talk.asking(command="late action")
+        turn = talk.turn
+        assert turn.settled
+        assert "allow" not in turn.answers
+        assert not started(turn.pid)
+        await resumed(talk, partial(presses(1), talk, shown), kept=False)
+        await talk.over()
+
+    async def denied() -> None:
+        talk = bench.talk(UNPARKED)
+        _, shown = await talk.asking(command="late action")
+        done = await talk.say(f"deny because {talk.token}-reason")
+        assert done.reason == "stop"
+        (turn,) = [each for each in bench.notebook.turns(f"{talk.token}-reason") if each.pid != talk.turn.pid]
+        assert DENIED in turn.notes[0]["text"]
+        assert turn.settled
+        # It counted once: the same word again is a message.
+        await talk.say("1")
+        assert len(bench.notebook.turns(GRANTED)) == 2
+        await talk.over()
+
+    async def strangers() -> None:
+        talk = bench.talk(UNPARKED, "buttons")
+        _, shown = await talk.asking()
+        assert "no longer open" in (await talk.press(shown, 1, actor="8")).text
+        assert "no longer open" in (await talk.press(NOTHING_SHOWN, 1)).text
+        await talk.over()
+
+    await allowed("text")
+    await allowed("buttons")
+    await denied()
+    await strangers()
+
+
+# ------------------------------------------------------------------ when parts end
+
+
+async def parked_everywhere(benches: Benches, *, command: str = "late action", keep: Callable[[str], bool]) -> list[Talk]:
+    """A request that waits, in every place that ``keep`` names, by turns with buttons and as text."""
+    found: list[Talk] = []
+
+    async def one(name: str, surface: str) -> None:
+        talk = benches[name].talk(name.split()[1], surface)
+        talk.shown = (await talk.asking(command=command))[1]
+        found.append(talk)
+
+    names = [name for name in benches if keep(name)]
+    await all_of({f"{name} {surface}": partial(one, name, surface) for name in names for surface in ("buttons", "text")})
+    return found
+
+
+def parks(name: str) -> bool:
+    """Whether turns can wait there."""
+    return not name.endswith(UNPARKED)
+
+
+async def ended(talks: list[Talk]) -> None:
+    """Every process of these is gone, and none of them was allowed anything."""
+    processes = {talk.turn.pid: start for talk in talks if (start := started(talk.turn.pid))}
+    assert await gone(processes, 60.0)
+    for talk in talks:
+        assert "allow" not in talk.turn.answers
+
+
+async def taken_up(talks: list[Talk]) -> None:
+    """Each is answered now, and each answer finds its session: allowed where there are buttons, denied where there are none."""
+    for talk in talks:
+        if talk.surface == "buttons":
+            await resumed(talk, partial(talk.press, talk.shown, 1), kept=True)
+            over = await talk.press(talk.shown, 1)
+            assert "no longer open" in over.text
+        else:
+            done = await talk.say(f"deny because {talk.token}-reason")
+            assert done.reason == "stop"
+            (turn,) = talk.bench.notebook.turns(f"{talk.token}-reason")
+            assert turn.pid != talk.turn.pid
+            assert DENIED in turn.notes[0]["text"]
+            assert turn.settled
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_whatever_is_killed_or_replaced_no_turn_waits_for_ever(agent: str, own: Benches) -> None:
+    """Our rule: a killed worker, a killed daemon and a hub that starts anew end what waited there, and the answer resumes it."""
+    benches = {made.shape: made for made in own.values()}
+
+    # SIGKILL to the workers, and to the hubs in them.
+    talks = await parked_everywhere(own, keep=parks)
+    assert all(talk.waiting for talk in talks)
+    for made in benches.values():
+        killed = made.worker.kill()
+        await made.worker.ready(other_than=killed)
+    await ended(talks)
+    await taken_up(talks)
+
+    # SIGKILL to the daemons.
+    talks = await parked_everywhere(own, keep=lambda name: name.endswith("daemon"))
+    for made in benches.values():
+        assert made.daemon is not None
+        await made.daemon.kill()
+    await ended(talks)
+    for made in benches.values():
+        seen = made.home.log.read_bytes().count(b": connected")
+        await made.start_daemon()
+        await until(lambda made=made, seen=seen: made.home.log.read_bytes().count(b": connected") > seen)  # type: ignore[misc]
+    await taken_up(talks)
+
+    # Another configuration: another worker, or in the pool another hub in the same one.
+    talks = await parked_everywhere(own, keep=parks)
+    for made in benches.values():
+        await made.replace()
+    await ended(talks)
+    await taken_up(talks)
+
+    # The installation is removed.
+    talks = await parked_everywhere(own, keep=parks)
+    for made in benches.values():
+        await made.worker.revoke()
+    await ended(talks)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_stop_cancels_what_waits_and_leaves_nothing_to_answer(agent: str, stage: Stage) -> None:
+    """Our rule: the agent is told at once; what was shown answers nothing any more, and a number is a message again."""
+    mine = {name: made for name, made in stage.benches.items() if made.agent == agent}
+
+    async def stopped(talk: Talk) -> None:
+        assert "Stopped" in (await talk.say("/stop")).text
+        await talk.over()
+        assert talk.turn.cancelled
+        assert "allow" not in talk.turn.answers
+        assert "no longer open" in (await talk.press(talk.shown, 1)).text
+        granted = len(talk.bench.notebook.turns(GRANTED))
+        assert (await talk.say("1")).reason == "stop"
+        assert len(talk.bench.notebook.turns(GRANTED)) == granted
+
+    talks = await parked_everywhere(mine, keep=parks)
+    await all_of({f"{talk.place} {talk.surface}": partial(stopped, talk) for talk in talks})
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_other_chats_push_no_waiting_turn_out(stage: Stage) -> None:
+    """Our rule: more kept sessions than the pool of them holds, beside a turn that waits, cost the oldest kept one only."""
+    local, there = stage.benches["acp local"], stage.benches["acp pool-daemon"]
+    talks = [local.talk("local"), there.talk("pool-daemon")]
+    for talk in talks:
+        await talk.asking()
+
+    async def chat(bench: Bench, place: str) -> None:
+        other = bench.talk(place, keep_warm=2)
+        assert "hi" in (await other.say("say hi")).text
+
+    crowd = {f"local {number}": partial(chat, local, "local") for number in range(limits.WARM_SESSIONS + 2)}
+    crowd |= {f"pool {number}": partial(chat, there, "pool-daemon") for number in range(4)}
+    await all_of(crowd)
+    for talk in talks:
+        assert talk.waiting
+        assert talk.who() in (await talk.say("1")).text
+        assert talk.turn.answers == ["allow"]
+        await talk.over()
+
+
+# ------------------------------------------------------------------ LangBot's tools, and the way to the machine
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", ["acp local", "acp daemon", "acp pool-daemon", "codex local", "codex daemon"])
+async def test_a_tool_call_while_nobody_answers_is_held_for_the_next_run(name: str, stage: Stage) -> None:
+    """Our rule: a waiting turn has no voice; its call is made with the authority of the run that brings the answer."""
+    agent, place = name.split()
+    bench = stage.benches[name]
+    talk = bench.talk(place, langbot_assets_enabled=True)
+    gates = [bench.directory / f"{talk.token}-{number}" for number in (1, 2)]
+    call = {"callId": "c", "tool": "langbot_call_tool", "arguments": {"tool_name": "echo", "parameters": {"n": 5}}}
+    beside = f"beside {gates[0]} " + ('echo {"n": 5}' if agent == "acp" else json.dumps(call))
+    until_then = f"{'until' if agent == 'acp' else 'file'} {gates[1]}"
+    ask = bench.kind.ask(talk.command, bench.cwd(place))
+    host = bench.worker.host()
+
+    def calls() -> list[Any]:
+        return [data for action, data in host.calls if action == "call_tool" and data["run_id"].startswith(talk.token)]
+
+    first = await talk.say("\n".join(["who", beside, ask, until_then, "who", f"say {talk.token}"]))
+    assert talk.command in first.text
+    gates[0].touch()
+    await until(lambda: any(note["what"] == "calling" for note in talk.turn.notes))
+    assert not calls()
+    answering = asyncio.ensure_future(talk.say("1"))
+    await until(lambda: any(note["what"] == "called" for note in talk.turn.notes))
+    gates[1].touch()
+    done = await answering
+    assert talk.who() in done.text
+    (told,) = [note["answer"] for note in talk.turn.notes if note["what"] == "called"]
+    assert "echo" in json.dumps(told)
+    assert '"isError": true' not in json.dumps(told)
+    assert [data["run_id"] for data in calls()] == [f"{talk.token}-2"]
+    assert talk.turn.answers == ["allow"]
+    await talk.over()
+
+
+@pytest.mark.asyncio
+async def test_a_tool_call_that_waits_too_long_is_answered_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our rule: when no run comes in time the agent is told what these tools are for; the next run's calls work again."""
+    monkeypatch.setattr(limits, "PARKED_TOOL_WAIT", 0.2)
+    tools = langbot_tools.SessionTools(None)
+    tools.park()
+    call = {"name": "langbot_call_tool", "arguments": {"tool_name": "echo", "parameters": {}}}
+    answer = await tools.answer({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call})
+    assert isinstance(answer, dict)
+    result = answer["result"]
+    assert result["isError"] is True
+    assert "only while a message is being answered" in result["content"][0]["text"]
+    await tools.close()
+
+
+@pytest.mark.asyncio
+async def test_a_cut_of_some_seconds_changes_nothing_for_who_waits(tmp_path: Path, server: Server) -> None:
+    """Our rule: within the lease a blip is invisible, whether the answer comes behind it or in the middle."""
+    port = free_port()
+    async with CuttingProxy(("127.0.0.1", port)) as proxy:
+        async with bench("acp", "dedicated", tmp_path, server, port=port, url=proxy.url) as made:
+            for meanwhile in (False, True):
+                talk = made.talk("daemon")
+                await talk.asking()
+                assert proxy.cut()
+                refused = proxy.refused
+                answering = asyncio.ensure_future(talk.say("1")) if meanwhile else None
+                await until(lambda refused=refused: proxy.refused >= refused + 2)  # type: ignore[misc]
+                assert talk.waiting
+                proxy.restore()
+                await until(lambda: any(pipe.live for pipe in proxy.pipes))
+                done = await (talk.say("1") if answering is None else answering)
+                assert talk.who() in done.text
+                assert talk.turn.answers == ["allow"]
+                await talk.over()
+
+
+# ------------------------------------------------------------------ nobody answers
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_nobody_answers_is_cancelled_on_its_deadline(stage: Stage) -> None:
+    """Our rule: cancelled, not merely denied; the next run says so first, goes on, and a late answer does nothing."""
+
+    async def one(name: str, talk: Talk, shown: Shown) -> None:
+        await talk.over()
+        turn = talk.turn
+        assert turn.cancelled
+        assert "allow" not in turn.answers
+        late = await talk.press(shown, 1)
+        assert "no longer open" in late.text
+        done = await talk.say("say going on")
+        if parks(name):
+            assert "Nobody answered in time" in done.shown[0]
+            assert talk.command in done.shown[0]
+        assert "going on" in done.text
+        word = await talk.say("1")
+        assert word.reason == "stop"
+        assert talk.turn == turn
+
+    await all_of({name: partial(one, name, talk, shown) for name, (talk, shown) in stage.expiring.items()})
