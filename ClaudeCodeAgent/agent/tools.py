@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from pkg import limits
@@ -84,17 +84,23 @@ def names_its_place(name: str, given: dict[str, Any]) -> bool:
     return kind_of(name) == "search" and not _LEADS_OUT.search(pattern)
 
 
-def changes_of(name: str, given: dict[str, Any]) -> tuple[tuple[FileDiff, ...], bool]:
-    """What a call would change, by its input, and whether that is the whole of it."""
+def changes_of(
+    name: str, given: dict[str, Any], current: Callable[[str], str | None] = lambda path: None
+) -> tuple[tuple[FileDiff, ...], bool]:
+    """What a call would change, by its input, and whether that is the whole of it.
+
+    ``current`` is the text of a file as it is, ``None`` where there is none or it cannot be known.
+    """
     path = as_str(given.get("file_path"))
     if name == "Write" and path:
-        return _diffs([(path, None, as_str(given.get("content")))])
+        return _diffs([(path, current(path), as_str(given.get("content")))])
     if name == "Edit" and path:
         return _diffs([(path, as_str(given.get("old_string")), as_str(given.get("new_string")))])
     if name == "MultiEdit" and path:
         edits = map(as_dict, as_list(given.get("edits")))
         return _diffs([(path, as_str(edit.get("old_string")), as_str(edit.get("new_string"))) for edit in edits])
-    return (), kind_of(name) != "edit"
+    # A notebook's change is told by its cell, and shown as it was given.
+    return (), name == "NotebookEdit" or kind_of(name) != "edit"
 
 
 def changed_by(result: Json) -> tuple[tuple[FileDiff, ...], bool]:

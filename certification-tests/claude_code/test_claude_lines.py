@@ -658,7 +658,7 @@ def test_a_huge_change_is_not_whole() -> None:
     """Our rule: what cannot be shown whole is not offered as complete."""
     diffs, whole = tools.changes_of("Write", {"file_path": "/a", "content": "x" * (limits.ACP_DIFF_CHARS + 1)})
     assert not whole and diffs[0].truncated
-    assert tools.changes_of("NotebookEdit", {"notebook_path": "/a"}) == ((), False)
+    assert tools.changes_of("MultiEdit", {"edits": []}) == ((), False)
 
 
 def test_an_interrupted_result_is_no_error() -> None:

@@ -151,8 +151,11 @@ class TestPolicies:
     async def test_a_denial_with_words_reaches_the_model(self, codex: Codex) -> None:
         """What the person wants it to know, in the same turn."""
         async with codex.session() as session:
-            events = await turn(session, "[[ run touch made ]]", choose=lambda asked: Answer("decline", message="never touch"))
-        assert "heard: never touch" in text(events)
+            await session.prompt(Prompt("[[ run touch made ]]"))
+            (asked,) = of(await until(session, ApprovalRequested), ApprovalRequested)
+            assert await session.answer(asked.request_id, Answer("decline"))
+            assert await session.steer(Prompt("never touch"))
+            assert "heard: never touch" in text(await rest_of_turn(session))
 
 
 class TestSandbox:

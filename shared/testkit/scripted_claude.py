@@ -439,6 +439,25 @@ class Claude:
             self.tool_result(call, response.get("message", ""), error=True)
             self.do_say(f"denied {response.get('message', '')}")
 
+    def do_ask_in(self, rest: str) -> None:
+        """``DIRECTORY NAME INPUT``: the same as ``ask``, for a call that would run in a directory, told as a hook before."""
+        directory, name, given = rest.split(" ", 2)
+        call = self.new_id("toolu_")
+        told = {"hook_event_name": "PreToolUse", "tool_use_id": call, "cwd": directory}
+        self.ask({"subtype": "hook_callback", "callback_id": "directory", "input": told})
+        request = {"subtype": "can_use_tool", "tool_name": name, "input": json.loads(given), "tool_use_id": call}
+        self.do_say(json.dumps(self.ask(request).get("response")))
+
+    def do_leave(self, rest: str) -> None:
+        """``ID NAME INPUT``: ask, and go on without waiting for the answer."""
+        request_id, name, given = rest.split(" ", 2)
+        request = {"subtype": "can_use_tool", "tool_name": name, "input": json.loads(given), "tool_use_id": "left"}
+        self.send("control_request", request_id=request_id, request=request)
+
+    def do_take_back(self, rest: str) -> None:
+        """``ID``: what was asked needs no answer any more."""
+        self.send("control_cancel_request", request_id=rest)
+
     def do_hook(self, rest: str) -> None:
         self.do_say(json.dumps(self.ask({"subtype": "hook_callback", "callback_id": "h", "input": {}})["response"]))
 
