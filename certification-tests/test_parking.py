@@ -391,6 +391,41 @@ async def test_in_one_message_the_request_is_at_its_end(tmp_path: Path) -> None:
         assert "answered yes" in (await h.run("1", run_id="r2")).text
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize("buttons", [True, False])
+async def test_two_answers_at_once_are_one(tmp_path: Path, buttons: bool) -> None:
+    """Our rule: the second finds nothing, also not what the host's state still says of the request."""
+    more: dict[str, Any] = {"delivery": delivery()} if buttons else {}
+    async with harness(tmp_path, ScriptedDriver(asks)) as h:
+        first = await h.run("go", run_id="r1", **more)
+        both = (
+            [press(h, requested(first), number, **more) for number in (1, 2)]
+            if buttons
+            else [h.run("1", run_id=name) for name in ("r2", "r3")]
+        )
+        texts = sorted([done.text for done in await asyncio.gather(*both)], key=lambda text: "answered yes" in text)
+        assert "no longer open" in texts[0]
+        assert "answered yes" in texts[1]
+        assert [len(each.prompts) for each in h.driver.sessions] == [1]
+
+
+@pytest.mark.asyncio
+async def test_a_press_while_the_run_still_ends_is_the_answer(tmp_path: Path) -> None:
+    """Host rule: a press is a run of its own at any moment; whoever is that quick continues the same turn, too."""
+    async with harness(tmp_path, ScriptedDriver(asks)) as h:
+        stream = h.runner.invoke(h.context("go", run_id="r1", delivery=delivery()))
+        results = []
+        async for result in stream:
+            results.append(result)
+            if result.type == "action.requested":
+                break
+        pressing = asyncio.ensure_future(press(h, requested(Outcome(results)), 1, delivery=delivery()))
+        results += [result async for result in stream]
+        assert Outcome(results).reason == "stop"
+        assert "answered yes" in (await pressing).text
+        assert [len(each.prompts) for each in h.driver.sessions] == [1]
+
+
 # ------------------------------------------------------------------ who may answer
 
 
@@ -491,6 +526,11 @@ async def test_stop_cancels_a_parked_turn(tmp_path: Path) -> None:
         await h.run("/stop", run_id="r3", conversation="group_1")
         await until(lambda: h.driver.sessions[0].interrupts)
         assert not parked()
+        session = h.driver.sessions[0]
+        h.driver.script = lambda session, prompt: _say(session, f"heard {prompt.text}")
+        late = await h.run("1", run_id="r4", conversation="group_1")
+        assert late.text.endswith("heard 1")
+        assert not session.answers
 
 
 @pytest.mark.asyncio

@@ -179,6 +179,11 @@ class _Run:
         if self._messages is not None:
             self._messages.stop()
 
+    def shows(self, key: str, interaction_id: str) -> bool:
+        """Whether it is showing this request, or with an empty id any of ``key``, and has neither an answer nor ended."""
+        asks = self._questions
+        return asks is not None and asks.open and (asks.shown == interaction_id if interaction_id else asks.key == key)
+
     # ---- from start to terminal result
 
     async def work(self) -> None:
@@ -292,7 +297,7 @@ class _Run:
         self._detached = overflow.sender(self.runner, self.ctx, authority, installation)
         pressed = self.ctx.input.interaction if self.ctx.event.event_type == INTERACTION else None
         if pressed is None and controls.parse(self.text) is controls.Control.STOP:
-            await self._stop_others(installation, actor)
+            await self._stop_others(authority, settings, installation, actor)
             return
         plugin = parse(self.product.plugin_settings, self.runner.get_plugin_config())
         asked = Asked(authority, actor, installation, settings, plugin)
@@ -344,13 +349,27 @@ class _Run:
     async def _meaning(self, asked: Asked, pressed: InteractionSubmission | None) -> Resumed | Further | Told | Late | None:
         """What this press or message says about a request that is open in its chat."""
         parked, key = asked.installation.parked, asking.open_key(self.conversation, asked)
+        await self._parked_by_now(asked.installation, key, pressed)
         meant = meaning(parked, self.conversation, asked.actor, key, pressed, self.text)
         if meant is not None:
             return meant
         if pressed is not None and parked.of(key) is not None:
             return Told("approval.over")
         who = identity.lasting_name(asked.authority, asked.actor)
-        return await late(asking.record_store(self.ctx, self.conversation, asked), who, pressed, self.text)
+        said = await late(asking.record_store(self.ctx, self.conversation, asked), who, pressed, self.text)
+        if isinstance(said, Late) and not parked.settle(said.record.interaction_id):
+            return Told("approval.over")
+        return said
+
+    async def _parked_by_now(self, installation: Installation, key: str, pressed: InteractionSubmission | None) -> None:
+        """Let the run that shows the request end first: whoever answers at once is as early as the turn is parked."""
+        shown = "" if pressed is None else pressed.interaction_id
+        end = time.monotonic() + limits.CLOSE_WAIT
+        for each in [each for each in installation.runs.values() if isinstance(each, _Run) and each is not self]:
+            while each.shows(key, shown) and not each._over.is_set() and time.monotonic() < end:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(limits.LOOP_TICK):
+                        await each.ended()
 
     async def _resume(self, meant: Resumed, who: identity.Actor, asked: Asked) -> None:
         """Go on with a parked turn, then with what waited for its own turn meanwhile."""
@@ -380,10 +399,14 @@ class _Run:
         clock.pause(STARTING)
         return clock
 
-    async def _stop_others(self, installation: Installation, actor: identity.Actor) -> None:
+    async def _stop_others(
+        self, authority: identity.Authority, settings: RunnerSettings, installation: Installation, actor: identity.Actor
+    ) -> None:
         """``/stop`` that came as a run of its own: for what runs or waits in this chat and its sender may stop."""
         parked = installation.parked.in_chat(self.conversation)
         stopped = [turn for turn in parked if turn.may_answer(actor) and installation.parked.stop(turn)]
+        for turn in stopped:
+            await asking.forget(self.ctx, authority, settings, turn)
         here = [
             each for each in installation.runs.values() if isinstance(each, _Run) and each.conversation == self.conversation
         ]

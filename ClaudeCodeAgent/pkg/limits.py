@@ -836,6 +836,9 @@ PARKED_EVENT_BYTES: Final = 1024 * 1024
 PARKED_OUTCOMES: Final = 256
 """Ends of parked turns that are remembered until their next run; the oldest goes."""
 
+SETTLED_REQUESTS: Final = 1024
+"""Answered requests of one installation that are remembered, so that an answer which crosses the first one finds nothing."""
+
 PARKED_TOOL_WAIT: Final = 60.0
 """Seconds a call of LangBot's tools waits for the next run while its turn is parked; MCP clients allow minutes."""
 

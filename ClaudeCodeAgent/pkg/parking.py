@@ -6,7 +6,7 @@ which takes the turn back and goes on in the same process.
 Guarantees:
 
 - a parked turn keeps its session, its locks and its messages; it is in no pool and pushed out by nothing;
-- it is taken back by one run, once; whoever comes later finds nothing;
+- it is taken back by one run, once; whoever comes later finds nothing, not even in what the host's state still says of it;
 - what the agent says meanwhile is kept up to ``limits.PARKED_EVENT_BYTES``; then text and progress are left out, told by one
   notice, while requests and the turn's end are kept;
 - on its deadline the turn is cancelled, and so it is when it is stopped or its installation ends; a session that ended its turn
@@ -178,6 +178,7 @@ class ParkedTurns:
         self._capacity = capacity
         self._turns: dict[str, ParkedTurn] = {}
         self._outcomes: OrderedDict[str, Outcome] = OrderedDict()
+        self._settled: OrderedDict[str, None] = OrderedDict()
         self._ending: set[asyncio.Task[None]] = set()
         self._shut = False
 
@@ -216,6 +217,7 @@ class ParkedTurns:
         """Take the turn back for a run; false when it has ended or another run was first."""
         if turn.state is not State.WAITING:
             return False
+        self.settle(turn.interaction_id)
         self._leave(turn, State.TAKEN)
         return True
 
@@ -223,7 +225,17 @@ class ParkedTurns:
         """Cancel the turn because somebody who may wants it; false when it has ended already."""
         if turn.state is not State.WAITING:
             return False
+        self.settle(turn.interaction_id)
         self._end(turn, None)
+        return True
+
+    def settle(self, interaction_id: str) -> bool:
+        """Let what was shown under this id be answered for the last time; false when it was already."""
+        if interaction_id in self._settled:
+            return False
+        self._settled[interaction_id] = None
+        while len(self._settled) > limits.SETTLED_REQUESTS:
+            self._settled.popitem(last=False)
         return True
 
     def take_outcome(self, key: str) -> Outcome | None:

@@ -36,6 +36,7 @@ from pkg.redaction import Redactor
 from pkg.results import Delivery
 from pkg.run_session import Asked
 from pkg.session_store import SessionStore
+from pkg.settings import RunnerSettings
 
 Request = ApprovalRequested | QuestionAsked
 
@@ -94,6 +95,8 @@ class Questions:
         self._redact = Redactor(secret.get_secret_value() for secret in asked.plugin.secrets.values())
         self.open = False
         """A request is shown, and nothing reaches the agent past it."""
+        self.shown = ""
+        """The id under which the last request was shown."""
         self._once = ""
         """The digest of an action that is allowed once more, because the answer came when its turn was gone."""
         self.key = open_key(run.conversation, asked)
@@ -159,6 +162,7 @@ class Questions:
         return opened
 
     async def _show(self, opened: Opened) -> None:
+        self.shown = opened.interaction_id
         await self._remember(opened)
         minutes = math.ceil((opened.until - time.monotonic()) / 60)
         await show_step(self._run, opened.request, opened.interaction_id, opened.expires_at, minutes)
@@ -305,8 +309,23 @@ def open_key(conversation: identity.Conversation, asked: Asked) -> str:
 
 def record_store(ctx: RunnerContext, conversation: identity.Conversation, asked: Asked) -> SessionStore:
     """Where the host remembers the open request of :func:`open_key`."""
-    owner = None if asked.settings.share_session == "conversation" else asked.actor
-    name = identity.session_key(asked.authority, conversation, owner, agent="open-request", machine="", workspace="")
+    return _store(ctx, conversation, asked.authority, asked.settings, asked.actor)
+
+
+async def forget(ctx: RunnerContext, authority: identity.Authority, settings: RunnerSettings, turn: ParkedTurn) -> None:
+    """Have the host remember nothing of a parked turn's request any more."""
+    await _store(ctx, turn.conversation, authority, settings, turn.requester).save("")
+
+
+def _store(
+    ctx: RunnerContext,
+    conversation: identity.Conversation,
+    authority: identity.Authority,
+    settings: RunnerSettings,
+    actor: identity.Actor,
+) -> SessionStore:
+    owner = None if settings.share_session == "conversation" else actor
+    name = identity.session_key(authority, conversation, owner, agent="open-request", machine="", workspace="")
     return SessionStore(ctx, name)
 
 
