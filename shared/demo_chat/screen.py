@@ -2,15 +2,15 @@
 
 An answer arrives as texts that grow (``message.delta`` carries the whole text so far); the screen prints what is new. Tool
 calls get a line when they start and one when they end. They are told at once and text a little later, so a tool's line waits
-for the end of the line being written, at most :data:`PATIENCE` seconds. While a question stands, results wait for its answer,
-so that it stays the last line. Nothing here waits or reads.
+for the end of the line being written, at most :data:`PATIENCE` seconds. A question stays the last line until it is answered:
+what has to be said at once stands above it, what can wait follows the answer. Nothing here waits or reads.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 Json = Any
@@ -41,8 +41,8 @@ class Screen:
         self._line_open = False
         self._tools: dict[str, str] = {}
         self._held: list[str] = []
-        self._asking = False
-        self._later: list[Callable[[], None]] = []
+        self._question = ""
+        self._later: list[str] = []
         self._written_at = 0.0
         self.begun = False
         """Whether anything of the current run's answer has come, a text or a tool call."""
@@ -61,9 +61,6 @@ class Screen:
 
     def result(self, result: Mapping[str, Json]) -> None:
         """Print one result of the runner."""
-        if self._asking:
-            self._later.append(lambda: self.result(result))
-            return
         data = result.get("data") or {}
         match result.get("type"):
             case "message.delta":
@@ -101,26 +98,25 @@ class Screen:
 
     def note(self, text: str) -> None:
         """A line of our own, apart from the answer."""
-        self.resume()
-        self._end_line()
-        if self._held:
-            self._release()
-        self._write(f"\x1b[2m  {text}\x1b[0m\n" if self._color else f"  {text}\n")
+        self._apart(f"\x1b[2m  {text}\x1b[0m\n" if self._color else f"  {text}\n")
+
+    def message(self, text: str) -> None:
+        """A whole message that belongs to no run."""
+        self._apart(printable(text).rstrip("\n") + "\n")
 
     def aside(self, text: str) -> None:
         """A line of our own that can wait, as a tool's does, for the end of a line of the answer, and for what is typed."""
-        if self._asking:
-            self._later.append(lambda: self.aside(text))
+        if self._question:
+            self._later.append(text)
         else:
             self._hold(text)
 
     def ask(self, text: str) -> None:
-        """Text before something is typed; the line stays open until :meth:`answered`, or until a line of our own is due."""
-        self.resume()
+        """Text before something is typed; it is the last line until :meth:`answered` or :meth:`resume`."""
         self._end_line()
         self._release()
         self._write(text)
-        self._asking = True
+        self._question = text
 
     def answered(self, line: str, *, shown: bool) -> None:
         """Something was typed; ``shown`` when the terminal has put it, and the end of the line, behind the question."""
@@ -131,14 +127,13 @@ class Screen:
         self.resume()
 
     def resume(self) -> None:
-        """No question stands (any more): print what came meanwhile."""
-        if self._asking:
-            self._asking = False
-            later, self._later = self._later, []
-            if later:
-                self._end_line()
-            for tell in later:
-                tell()
+        """No question stands any more: print what came meanwhile."""
+        self._question = ""
+        later, self._later = self._later, []
+        if later:
+            self._end_line()
+        for text in later:
+            self._hold(text)
 
     def tick(self) -> None:
         """To be called often: tells what has been held long enough."""
@@ -146,6 +141,12 @@ class Screen:
             self._release()
 
     # ---- pieces
+
+    def _apart(self, text: str) -> None:
+        self._end_line()
+        if self._held:
+            self._release()
+        self._write(text + self._question)
 
     def _hold(self, line: str) -> None:
         self._held.append(line)
