@@ -546,3 +546,23 @@ async def test_after_a_restart_a_typed_denial_is_passed_on(tmp_path: Path) -> No
         assert "it is late" in done.text
         other = await again.run("1", run_id="r3")
         assert "heard: 1" in other.text
+
+
+@pytest.mark.asyncio
+async def test_a_run_that_waits_for_a_turn_that_asks_gives_way(tmp_path: Path) -> None:
+    """Our rule: it can't be served before the answer, so it says so instead of waiting until its time is over."""
+    go = asyncio.Event()
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        await go.wait()
+        return await asks(session, prompt)
+
+    async with harness(tmp_path, ScriptedDriver(script)) as h:
+        first = h.start("go", run_id="r1")
+        await until(lambda: h.driver.sessions and h.driver.sessions[0].prompts)
+        second = h.start("me too", run_id="r2")
+        await until(lambda: len(installations.installation(None).runs) == 2)
+        go.set()
+        assert (await first).reason == "stop"
+        assert "Answer it first" in (await second).text
+        assert "answered yes" in (await h.run("1", run_id="r3")).text

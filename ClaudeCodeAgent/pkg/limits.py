@@ -839,6 +839,9 @@ PARKED_OUTCOMES: Final = 256
 PARKED_TOOL_WAIT: Final = 60.0
 """Seconds a call of LangBot's tools waits for the next run while its turn is parked; MCP clients allow minutes."""
 
+PARKED_CALLS_END: Final = 5.0
+"""Seconds that calls of LangBot's tools get to end when their turn is parked; then the chat is not kept waiting."""
+
 SESSION_GRANTS: Final = 256
 """Actions that are remembered as allowed for a live session; the oldest goes and is asked again."""
 

@@ -348,8 +348,8 @@ class _Run:
             return meant
         if pressed is not None and parked.of(key) is not None:
             return Told("approval.over")
-        who = identity.scoped_name(asked.authority, asked.actor)
-        return await late(asking.record_store(self.ctx, self.conversation, asked), who, pressed, self.text)
+        store, who = asking.record_store(self.ctx, self.conversation, asked), asking.who_of(self.conversation, asked)
+        return await late(store, who, pressed, self.text)
 
     async def _resume(self, meant: Resumed, who: identity.Actor, asked: Asked) -> None:
         """Go on with a parked turn, then with what waited for its own turn meanwhile."""

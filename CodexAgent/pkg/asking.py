@@ -186,7 +186,7 @@ class Questions:
         return decided
 
     async def _remember(self, opened: Opened) -> None:
-        who = identity.scoped_name(self._asked.authority, self._asked.actor)
+        who = who_of(self._run.conversation, self._asked)
         await self._store.save(_record(opened.event, opened.interaction_id, who, opened.expires_at))
 
     def parked(
@@ -277,9 +277,9 @@ async def show_step(run: Owner, request: OpenRequest, interaction_id: str, expir
 async def show_further(run: Owner, turn: ParkedTurn, asked: Asked) -> None:
     """Show the next step of a parked turn's request; what was shown before answers nothing any more."""
     turn.renewed()
-    requester = identity.scoped_name(asked.authority, turn.requester)
-    store = record_store(run.ctx, turn.conversation, replace(asked, actor=turn.requester))
-    await store.save(_record(turn.request.event, turn.interaction_id, requester, turn.expires_at))
+    asked = replace(asked, actor=turn.requester)
+    record = _record(turn.request.event, turn.interaction_id, who_of(turn.conversation, asked), turn.expires_at)
+    await record_store(run.ctx, turn.conversation, asked).save(record)
     await show_step(run, turn.request, turn.interaction_id, turn.expires_at, turn.minutes)
 
 
@@ -293,6 +293,12 @@ def open_key(conversation: identity.Conversation, asked: Asked) -> str:
     """Where a turn of this person (or of this shared session) is parked."""
     owner = None if asked.settings.share_session == "conversation" else asked.actor
     return identity.conversation_key(asked.authority, conversation, owner)
+
+
+def who_of(conversation: identity.Conversation, asked: Asked) -> str:
+    """The name of the person who asks, as it outlives a change of the settings."""
+    person = f"requester {asked.actor.sender_id}"
+    return identity.session_key(asked.authority, conversation, asked.actor, agent=person, machine="", workspace="")
 
 
 def record_store(ctx: RunnerContext, conversation: identity.Conversation, asked: Asked) -> SessionStore:

@@ -23,7 +23,7 @@ class OpenRecord:
     kind: Kind
     digest: str
     who: str
-    """The scoped name of the person who may answer."""
+    """A lasting name of the person who may answer."""
     expires_at: int
     """Seconds since the epoch."""
 
