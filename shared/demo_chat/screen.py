@@ -39,7 +39,6 @@ class Screen:
         self._color = color
         self._shown = ""
         self._line_open = False
-        self._tools: dict[str, str] = {}
         self._held: list[str] = []
         self._question = ""
         self._later: list[str] = []
@@ -57,7 +56,6 @@ class Screen:
         self._shown, self.answer, self.problem = "", "", ""
         self._code = ""
         self.begun = False
-        self._tools.clear()
 
     def result(self, result: Mapping[str, Json]) -> None:
         """Print one result of the runner."""
@@ -69,9 +67,7 @@ class Screen:
                 self._complete(_text(data.get("message")))
             case "tool.call.started":
                 self.begun = True
-                title = printable(str(data.get("tool_name") or "tool"))
-                self._tools[str(data.get("tool_call_id"))] = title
-                self._hold(f"▸ {title}")
+                self._hold(f"▸ {_title(data)}")
             case "tool.call.completed":
                 self._tool_ended(data)
             case "run.completed":
@@ -193,12 +189,11 @@ class Screen:
 
     def _tool_ended(self, data: Mapping[str, Json]) -> None:
         result = data.get("result") or {}
-        title = self._tools.pop(str(data.get("tool_call_id")), "tool")
         status = "failed" if data.get("error") else str(result.get("status") or "completed")
         mark = {"completed": "✓", "cancelled": "–"}.get(status, "✗")
         output = printable(str(result.get("output") or "")).strip().splitlines()
         more = f": {output[0][:_WIDTH]}" + (f" (+{len(output) - 1} lines)" if len(output) > 1 else "") if output else ""
-        self._hold(f"{mark} {title}{more}")
+        self._hold(f"{mark} {_title(data)}{more}")
 
     def _end_line(self) -> None:
         if self._line_open:
@@ -209,6 +204,10 @@ class Screen:
             self._out.write(text)
             self._out.flush()
             self._line_open = not text.endswith("\n")
+
+
+def _title(data: Mapping[str, Json]) -> str:
+    return printable(str(data.get("tool_name") or "tool"))
 
 
 def _text(message: Json) -> str:
