@@ -333,7 +333,7 @@ async def test_in_one_message_the_request_is_at_its_end(tmp_path: Path) -> None:
 @pytest.mark.asyncio
 async def test_another_member_changes_nothing(tmp_path: Path) -> None:
     """Our rule: a member's "1" is a message of their own, a press of theirs is refused."""
-    group = {"conversation": "group_1"}
+    group: dict[str, Any] = {"conversation": "group_1"}
     async with harness(tmp_path, ScriptedDriver(asks)) as h:
         shown = requested(await h.run("go", run_id="r1", delivery=delivery(), **group))
         await h.run("1", run_id="r2", actor="8", **group)

@@ -65,6 +65,7 @@ def asked(request_id: str, request: dict[str, Any], call: Call | None, cwd: str)
         reason=bounded(as_str(request.get("decision_reason")), limits.ACP_ERROR_CHARS)[0],
         cwd=cwd,
         complete=complete and whole,
+        tool=tools.rule_name(name),
     )
     return Asked(request_id, given, event, remembered)
 

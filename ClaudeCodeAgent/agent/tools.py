@@ -43,6 +43,17 @@ def shown_name(name: str) -> str:
     return f"{parts[1]}: {parts[2]}" if len(parts) == 3 and parts[0] == "mcp" else name
 
 
+def rule_name(name: str) -> str:
+    """A tool's name as approval rules have it: ``mcp:server.tool``, else the program's own name.
+
+    Empty where the name does not tell for certain which server it is.
+    """
+    parts = name.split("__")
+    if parts[0] != "mcp" or len(parts) < 3:
+        return name
+    return f"mcp:{parts[1]}.{parts[2]}" if len(parts) == 3 and "." not in parts[1] else ""
+
+
 def title_of(name: str, given: dict[str, Any]) -> str:
     """One line about a call: the command, the file, or whatever says most."""
     shown = shown_name(name)

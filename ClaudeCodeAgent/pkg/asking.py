@@ -25,13 +25,14 @@ from pkg import approval_policy, identity, texts
 from pkg.agent_api import Answer, ApprovalRequested, Prompt, QuestionAsked
 from pkg.answering import Late
 from pkg.approval_policy import Decision
-from pkg.decision_log import DecisionLine, DecisionLog
+from pkg.decision_log import Action, DecisionLine, DecisionLog
 from pkg.held_session import Held
 from pkg.interactions import Decided, OpenRequest, Unclear, digest
 from pkg.message_queue import MessageQueue
 from pkg.open_record import OpenRecord
 from pkg.parking import Carried, Outcome, ParkedTurn
-from pkg.places import inside_of
+from pkg.places import inside_of, names_of
+from pkg.redaction import Redactor
 from pkg.results import Delivery
 from pkg.run_session import Asked
 from pkg.session_store import SessionStore
@@ -90,6 +91,7 @@ class Questions:
         self._run = run
         self._asked = asked
         self._log = DecisionLog.for_worker(asked.authority)
+        self._redact = Redactor(secret.get_secret_value() for secret in asked.plugin.secrets.values())
         self.open = False
         """A request is shown, and nothing reaches the agent past it."""
         self._once = ""
@@ -109,8 +111,9 @@ class Questions:
         if self._once:
             held.live.grants.once, self._once = self._once, ""
         settings = self._asked.settings
-        inside = inside_of(held.place.launcher, held.live.session.directory)
-        verdict = approval_policy.judge(settings.approval_policy, settings.approval_rules, event, inside)
+        launcher, directory = held.place.launcher, held.live.session.directory
+        inside, names = inside_of(launcher, directory), names_of(launcher, directory)
+        verdict = approval_policy.judge(settings.approval_policy, settings.approval_rules, event, inside, names)
         by = verdict.by
         if verdict.verdict == "ask":
             if held.live.grants.take_once(event):
@@ -129,7 +132,7 @@ class Questions:
         answer = approval_policy.grant(event)
         if answer is None:
             self._write(event, held, "deny", "no single grant")
-            return approval_policy.ungrantable(event)
+            return approval_policy.refusal(event, verdict)
         self._write(event, held, "allow", by)
         return Decision(answer, allowed=True)
 
@@ -239,24 +242,20 @@ class Questions:
         return Prompt(f"{_DENIED_LATE}\n{late.text}" if late.text else _DENIED_LATE)
 
     def _write(self, event: Request, held: Held, decision: str, by: str, who: identity.Actor | None = None) -> None:
+        actor = identity.scoped_name(self._asked.authority, self._asked.actor)
         self._log.write(
             DecisionLine(
+                Action.of(event, self._redact),
+                decision,
+                by,
                 conversation=self.key,
-                actor=identity.scoped_name(self._asked.authority, who or self._asked.actor),
-                kind=event.kind if isinstance(event, ApprovalRequested) else "question",
-                what=described(event),
-                digest=digest(event) if isinstance(event, ApprovalRequested) else "",
+                actor=actor,
+                answerer="" if who is None else identity.scoped_name(self._asked.authority, who),
                 machine=held.place.launcher.machine,
                 directory=held.live.session.directory,
-                decision=decision,
-                by=by,
-            )
+            ),
+            self._redact,
         )
-
-
-def described(event: Request) -> str:
-    """One line that names what is asked."""
-    return OpenRequest(event, machine="", directory="", limit=None).described()
 
 
 def told_outcome(outcome: Outcome, language: str) -> str:

@@ -906,3 +906,41 @@ ACTION_DIFF_CHARS: Final = 2 * 1024 * 1024
 
 ACTION_DIFF_CONTEXT: Final = 3
 """Unchanged lines shown around a change, as everywhere."""
+
+# ---- approvals by rule, and what is written down of them
+
+APPROVAL_RULES: Final = 200
+"""Rules of one form: each is tried on every part of a request."""
+
+APPROVAL_RULE_CHARS: Final = 500
+"""Characters of one rule; real ones have a fifth of it."""
+
+COMMAND_CHARS: Final = 64 * 1024
+"""Characters of a command line that is taken apart; a longer one is not understood."""
+
+COMMAND_WORDS: Final = 2000
+"""Words of a command line that are compared with rules; what comes behind them is not understood."""
+
+COMMAND_DEPTH: Final = 5
+"""Programs inside programs (``sh -c``, ``env``) that are looked through in a command line; people write one or two."""
+
+APPROVAL_SECONDS: Final = 600
+"""Default of ``approval-timeout``: long enough to come back from another room, and nothing waits for ever."""
+
+APPROVAL_SECONDS_MIN: Final = 30
+"""Least ``approval-timeout``: nobody reads and answers a request in less."""
+
+APPROVAL_SECONDS_MAX: Final = 86_400
+"""Greatest ``approval-timeout``: a process waits as long."""
+
+DECISION_BYTES: Final = 2 * 1024 * 1024
+"""Bytes of the file of decisions before it is set aside: some 4,000 of them."""
+
+DECISION_FILES: Final = 4
+"""Files of decisions set aside that are kept; the oldest goes."""
+
+DECISION_CHARS: Final = 512
+"""Characters of one value of a decision's line; what an action is called is cut, its digest tells it apart."""
+
+DAEMON_ASKED: Final = 256
+"""Requests of one turn that a daemon remembers for its record of what was answered; turns have a few."""

@@ -25,7 +25,7 @@ from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
 
 from pkg import identity, limits
 from pkg.agent_api import AgentDriver, LiveOptions, SessionSpec
-from pkg.approval_policy import ASK
+from pkg.approval_policy import session_policy
 from pkg.errors import Refused
 from pkg.held_session import Held, discarded, fingerprint, interrupted, start, stored
 from pkg.installations import Installation, Lease
@@ -262,9 +262,7 @@ class RunSession:
                 mcp_servers=settings.mcp_servers(plugin.secrets),
             ),
         )
-        if settings.approval_rules:
-            # A rule can only decide what the agent asks about.
-            spec = dataclasses.replace(spec, policy=ASK)
+        spec = dataclasses.replace(spec, policy=session_policy(spec.policy, settings.approval_rules))
         owner = None if settings.share_session == "conversation" else asked.actor
         stored_key = identity.session_key(
             authority,

@@ -308,6 +308,7 @@ def _tool_approval(name: str, params: Mapping[str, Any], meta: Mapping[str, Any]
         command=shown,
         reason=as_str(meta.get("tool_description")) or as_str(params.get("message")),
         complete=bool(server or tool) and not cut and "tool_params" in meta,
+        tool=f"mcp:{server}.{tool}" if server and tool and "." not in server else "",
     )
 
 

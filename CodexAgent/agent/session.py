@@ -22,7 +22,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Coroutine
 from typing import Any
 
-from agent import opening
+from agent import confinement, opening
 from agent.failures import agent_error, detail_of, is_busy_thread, is_stale_turn, turn_error
 from agent.files import SessionFiles
 from agent.opening import Opening
@@ -125,7 +125,7 @@ class CodexSession:
         self._tools = tools
         self._bridged = attempt.bridged
         # A rule that allows a command lets it run outside of the sandbox (Codex 0.171), and nothing tells which did.
-        self._sandboxed = sandbox != opening.FULL_ACCESS and not attempt.rules
+        self._sandboxed = sandbox != confinement.FULL_ACCESS and not attempt.rules
         self._escaped = False
         """Whether something may run, or have left something running, that ending this thread's own commands does not end:
         outside of the sandbox, or for a thread that Codex started for this one."""

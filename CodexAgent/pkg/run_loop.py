@@ -306,7 +306,7 @@ class _Run:
         if isinstance(meant, Further):
             await asking.show_further(self, meant.turn, asked)
             return
-        if installations.busy():
+        if installations.busy() and not isinstance(meant, Resumed):
             raise Refused("coding.busy", retryable=True)
         if isinstance(meant, Resumed):
             # Whoever answers, the turn stays the requester's.

@@ -215,7 +215,7 @@ class TestToolApprovals:
             events = await turn(session, f"request mcpServer/elicitation/request {json.dumps(self.REQUEST)}", choose=choice)
         assert answered(events) == reply
         (asked,) = of(events, ApprovalRequested)
-        assert asked.title == "files.write"
+        assert (asked.title, asked.tool) == ("files.write", "mcp:files.write")
         assert json.loads(asked.command) == {"tool": "files.write", "arguments": {"path": "x"}}
         assert not decide("allow-edits", asked, inside_lexically("/")).allowed
 

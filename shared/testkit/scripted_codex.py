@@ -1,8 +1,10 @@
 """A ``codex app-server`` that does what the prompt says: local protocol fixture, standard library only, no vendor's behaviour.
 
 Its frames have the shape of Codex 0.171's. The configuration is JSON in ``SCRIPTED_CODEX``: ``log`` (a file that gets every
-message received), ``account`` (the answer to ``account/read``), ``config`` (``config/read``), ``exec`` (exit code of
-``command/exec``), ``known`` (threads that can be resumed), ``resume_error`` (text), ``start_error``, ``initialize_error``,
+message received), ``environment`` (a file that gets the process's own), ``account`` (the answer to ``account/read``),
+``config`` (``config/read``), ``exec`` (exit code of ``command/exec``), ``stdout`` (what that prints), ``profiles`` (what
+``permissionProfile/list`` names; ``null``: it is not known), ``profile_error`` (refuses a thread with a profile of its own),
+``profile_ignored``, ``known`` (threads that can be resumed), ``resume_error`` (text), ``start_error``, ``initialize_error``,
 ``deaf`` (methods never answered), ``early_end`` (a turn's end comes before the answer to its start), ``chatter`` (lines of
 noise first), ``base`` (tokens a resumed thread begins with), ``late_base`` (told only when the next turn starts),
 ``no_client_id``, ``rollout`` (the file ``thread/read`` names), ``home`` (the account's directory as told), ``rules`` (names of
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 CONFIG: dict[str, Any] = json.loads(os.environ.get("SCRIPTED_CODEX", "{}"))
+PROFILES = {":read-only": True, ":workspace": True, ":danger-full-access": True}
 OUTPUT = threading.Lock()
 BOUND = 60.0
 
@@ -320,20 +323,24 @@ def answer(method: str, params: dict[str, Any]) -> Any:
             return CONFIG.get("account", {"account": None, "requiresOpenaiAuth": False})
         case "config/read":
             return {"config": CONFIG.get("config", {})}
+        case "permissionProfile/list" if CONFIG.get("profiles", PROFILES) is not None:
+            return {"data": [{"id": name, "allowed": allowed} for name, allowed in CONFIG.get("profiles", PROFILES).items()]}
         case "command/exec":
-            return {"exitCode": CONFIG.get("exec", 0), "stdout": "", "stderr": ""}
+            return {"exitCode": CONFIG.get("exec", 0), "stdout": CONFIG.get("stdout", ""), "stderr": ""}
         case "thread/start":
             if text := CONFIG.get("start_error"):
                 raise Refused(text)
-            return opened(Thread(f"thread-{os.getpid()}-{next(NUMBERS)}", {}))
+            refuse_profile(params)
+            return opened(Thread(f"thread-{os.getpid()}-{next(NUMBERS)}", {}), params)
         case "thread/resume":
             name = params["threadId"]
             if text := CONFIG.get("resume_error"):
                 raise Refused(text)
             if name not in CONFIG.get("known", []):
                 raise Refused(f"no rollout found for thread id {name}")
+            refuse_profile(params)
             base = CONFIG.get("base", 0)
-            return opened(Thread(name, {"totalTokens": base, "inputTokens": base, "outputTokens": 0}))
+            return opened(Thread(name, {"totalTokens": base, "inputTokens": base, "outputTokens": 0}), params)
         case "thread/read":
             return {"thread": {"id": params["threadId"], "path": CONFIG.get("rollout", "")}}
         case "turn/start":
@@ -356,11 +363,20 @@ def answer(method: str, params: dict[str, Any]) -> Any:
     raise Refused(f"unknown method {method}")
 
 
-def opened(thread: Thread) -> dict[str, Any]:
+def refuse_profile(params: dict[str, Any]) -> None:
+    """An administrator's requirements, where the configuration has some."""
+    if params.get("permissions") and (text := CONFIG.get("profile_error")):
+        raise Refused(text)
+
+
+def opened(thread: Thread, params: dict[str, Any]) -> dict[str, Any]:
     """The answer to a start or a resume."""
     THREADS[thread.id] = thread
     notify("thread/started", thread={"id": thread.id, "parentThreadId": None})
-    return {"thread": {"id": thread.id}, "model": "scripted", "approvalPolicy": "untrusted"}
+    profile = params.get("permissions")
+    active = {"id": profile, "extends": None} if profile and not CONFIG.get("profile_ignored") else None
+    answered = {"model": "scripted", "approvalPolicy": "untrusted", "activePermissionProfile": active}
+    return {"thread": {"id": thread.id}, **answered}
 
 
 def said(content: list[Any]) -> list[str]:
@@ -407,6 +423,9 @@ def steer(thread: Thread, params: dict[str, Any]) -> Any:
 def main() -> None:
     """Serve until stdin ends."""
     log = CONFIG.get("log")
+    if environment := CONFIG.get("environment"):
+        with Path(environment).open("a") as out:
+            out.write(json.dumps(dict(os.environ)) + "\n")
     for line in CONFIG.get("chatter", []):
         raw(line.encode() + b"\n")
     for data in sys.stdin.buffer:
