@@ -37,6 +37,7 @@ from demo_agent.sentences import (
 from demo_chat import chat
 from demo_chat.host import BOT, TARGET, Host
 from demo_chat.screen import Screen
+from pkg import decision_log, limits
 from pkg.open_record import OpenRecord
 from testkit import hostile_trees, model_fixture, real_agents, sdk_worker
 from tooling import ROOT
@@ -44,8 +45,7 @@ from tooling import ROOT
 DEMO = ROOT / "scripts" / "demo.py"
 AGENT = ROOT / "shared" / "demo_agent"
 QUESTION = "list the files, then create hello.txt"
-EXPIRY = 30
-"""Seconds, the least that ``approval-timeout`` may be."""
+EXPIRY = limits.APPROVAL_SECONDS_MIN
 BOUND = 90.0
 """Seconds for a worker to start on a busy machine; nothing waits for it when things work."""
 
@@ -351,6 +351,7 @@ def test_a_request_waits_as_long_as_the_form_s_default_says_unless_told_otherwis
         (("--say", " "), "--say needs a message"),
         (("--say", "create a.txt", "--say", ""), "--say needs a message"),
         (("--approval-timeout", "soon"), "invalid int value"),
+        (("--approval-timeout", str(EXPIRY - 1)), "approval-timeout"),
     ],
 )
 def test_what_cannot_be_said_or_waited_for_is_a_usage_error(
@@ -738,7 +739,9 @@ def agents(pid: int) -> dict[int, str]:
 @pytest.mark.parametrize("place", ["local", "daemon"])
 def test_at_a_terminal_what_the_agent_asks_is_answered_in_the_chat(place: str, tmp_path: Path) -> None:
     """The product's numbered message; the same agent process goes on and asks again; a denial's reason reaches it."""
-    terminal = Terminal("--workspace", str(tmp_path), "--place", place)
+    work = tmp_path / "work"
+    work.mkdir()
+    terminal = Terminal("--workspace", str(work), "--place", place, TMPDIR=str(tmp_path))
     terminal.expect("policy ask: you are asked")
     terminal.expect("you> ")
     terminal.type('create a.txt with "some text", then run: touch b.txt\n')
@@ -748,20 +751,23 @@ def test_at_a_terminal_what_the_agent_asks_is_answered_in_the_chat(place: str, t
     assert len(agent) == 1
     terminal.type("and what about c.txt?\n")  # no answer to this request
     assert "Still waiting" in terminal.expect("you> ")
-    assert not (tmp_path / "a.txt").exists()
+    assert not (work / "a.txt").exists()
     terminal.type("1\n")
     again = terminal.expect("you> ")
     assert "Created a.txt" in again and "touch b.txt" in again and "1. Allow once" in again
-    assert not (tmp_path / "b.txt").exists()
+    assert not (work / "b.txt").exists()
     terminal.type("deny because it is Friday\n")
     denied = terminal.expect("you> ")
     assert "not allowed" in denied and "did not understand 'it is Friday'" in denied
     assert agents(terminal.pid) == agent, "one process for all of it"
+    [record] = tmp_path.glob(f"demo-*/home/{limits.STATE_DIRECTORY}/{decision_log.FILE}")
+    assert [json.loads(line)["decision"] for line in record.read_text().splitlines()] == ["allow_once", "deny"]
     below = sdk_worker.descendants(terminal.pid)
     terminal.type("\x04")
     assert terminal.wait() == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+    assert [path.name for path in work.iterdir()] == ["a.txt"]
     assert hostile_trees.gone(below, BOUND)
+    assert not record.exists(), "it goes with the demo"
 
 
 @pytest.mark.demo
