@@ -432,8 +432,8 @@ async def converse(chosen: Options, out: TextIO, log: Path, base: Path) -> int:
                 base / "runtime",
                 name=package,
                 installations={INSTALLATION: plugin},
-                # What a hub notes of the jobs of one demo must not fence the daemon of the next, and a demo that uses no account
-                # takes its record of decisions along. Where one is used the agent is also looked for in the person's home.
+                # What a hub notes of the jobs of one demo must not fence the daemon of the next, and without an account the
+                # record of decisions goes with the demo. With one the agent is also looked for in the person's home.
                 environment={"HOME": str(home)} if machine is not None or not chosen.agent or chosen.fixture else {},
             )
         )
