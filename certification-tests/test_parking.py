@@ -20,6 +20,8 @@ from pkg.agent_api import (
     QuestionField,
     SessionCapabilities,
     TextDelta,
+    ToolFinished,
+    ToolStarted,
 )
 from pkg.parking import ParkedTurn
 from testkit.host_actions import message
@@ -132,6 +134,25 @@ async def test_a_request_ends_its_run_and_the_typed_answer_continues_the_same_tu
         assert "answered yes" in second.text
         assert [len(each.prompts) for each in h.driver.sessions] == [1]
         assert not parked()
+
+
+@pytest.mark.asyncio
+async def test_a_tool_call_that_begins_before_the_request_ends_in_the_ledger_of_the_answer(tmp_path: Path) -> None:
+    """Our rule: a recorded start always gets its end, in whichever run of the turn that is."""
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        session.emit(ToolStarted("t1", "make install"))
+        await session.ask(wish())
+        session.emit(ToolFinished("t1", "completed", output="installed"))
+        return None
+
+    async with harness(tmp_path, ScriptedDriver(script)) as h:
+        first = await h.run("go", run_id="r1")
+        assert [each.type for each in first.results if each.type.startswith("tool.")] == ["tool.call.started"]
+        second = await h.run("1", run_id="r2")
+        (ended,) = [each.data for each in second.results if each.type.startswith("tool.")]
+        assert (ended["tool_call_id"], ended["tool_name"], ended["error"]) == ("t1", "make install", None)
+        assert ended["result"]["output"] == "installed"
 
 
 @pytest.mark.asyncio

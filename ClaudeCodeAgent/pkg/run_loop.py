@@ -382,6 +382,7 @@ class _Run:
         held = await self._session.resume(self, asked)
         # The stream has its end to come, whether the turn has ended by now or not.
         held.turn_open = True
+        self.delivery.go_on_with(held.calls)
         messages.put_all([*turn.messages, *await self._missed_meanwhile()])
         await self._converse(asked, messages, partial(self._decided_by, who, turn.request.event, meant.decided, held))
 
@@ -603,6 +604,7 @@ class _Run:
         opened = await questions.show(event, held)
         decided = await questions.linger(opened, messages)
         if decided is None and self._session.may_park:
+            held.calls = self.delivery.open_calls
             self._parking = questions.parked(opened, held, self._session, waiting, self._detached)
         else:
             # Elsewhere than where turns can be parked the answer will resume the session.
