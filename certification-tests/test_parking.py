@@ -15,6 +15,7 @@ from pkg.agent_api import (
     Answer,
     ApprovalRequested,
     Choice,
+    Notice,
     Prompt,
     QuestionAsked,
     QuestionField,
@@ -593,6 +594,35 @@ async def test_a_turn_that_ends_without_its_answer_is_delivered(tmp_path: Path) 
         await until(lambda: not parked()[0].held.turn_open)
         done = await h.run("1", run_id="r2")
         assert "I found another way." in done.text
+        assert "no longer waits" in done.text
+        assert not h.driver.sessions[0].interrupts
+        assert not h.driver.sessions[0].answers
+
+
+@pytest.mark.asyncio
+async def test_a_request_that_the_agent_takes_back_lets_the_next_message_in(tmp_path: Path) -> None:
+    """Our rule: the turn that works on unheard is heard again by the next message, which has its own turn behind it."""
+    back, go_on = asyncio.Event(), asyncio.Event()
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        if len(session.prompts) > 1:
+            return await _say(session, f"then {prompt.text}")
+        session.emit(wish())
+        await back.wait()
+        session.emit(Notice("agent.request_withdrawn", "a1"))
+        await go_on.wait()
+        session.emit(TextDelta("Done without it."))
+        return None
+
+    async with harness(tmp_path, ScriptedDriver(script)) as h:
+        await h.run("go", run_id="r1")
+        back.set()
+        await until(lambda: parked()[0].withdrawn)
+        run = h.start("what now?", run_id="r2")
+        await until(lambda: not parked())
+        go_on.set()
+        done = await run
+        assert done.text.index("Done without it.") < done.text.index("then what now?")
         assert not h.driver.sessions[0].interrupts
 
 

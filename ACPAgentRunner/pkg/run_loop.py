@@ -384,7 +384,16 @@ class _Run:
         held.turn_open = True
         self.delivery.go_on_with(held.calls)
         messages.put_all([*turn.messages, *await self._missed_meanwhile()])
-        await self._converse(asked, messages, partial(self._decided_by, who, turn.request.event, meant.decided, held))
+        if meant.decided is not None:
+            await self._converse(asked, messages, partial(self._decided_by, who, turn.request.event, meant.decided, held))
+            return
+        assert self._questions is not None and self._settings is not None
+        await self._questions.forget()
+        if self.ctx.event.event_type == INTERACTION or answer_like(self.text):
+            await self.tell("approval.not_open")
+        else:
+            messages.put(await self._prompt(self._settings))
+        await self._converse(asked, messages, partial(self._turn, _nothing(), held, heard=True))
 
     def _parsed(self) -> RunnerSettings:
         settings = parse(self.product.settings, self.ctx.config)
@@ -786,6 +795,10 @@ class _Run:
             else:
                 steps.push_async_callback(self._session.release, installation, revoked=self.revoked)
             steps.push_async_callback(ended, self._side)
+
+
+async def _nothing() -> None:
+    """What a turn that goes on by itself begins with."""
 
 
 def _raise_from(sending: asyncio.Task[Any], heard: bool) -> None:

@@ -24,10 +24,10 @@ from pkg.session_store import SessionStore
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The answer to a parked turn's request."""
+    """A run for a parked turn: with the answer to its request, or to hear what became of one that waits for none any more."""
 
     turn: ParkedTurn
-    decided: Decided
+    decided: Decided | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,8 @@ def meaning(
             return None
         if not turn.may_answer(actor):
             return Told("approval.not_yours")
+        if not turn.waits:
+            return Resumed(turn, None)
         outcome = turn.request.pressed(submission.action_id or "", submission.values)
         if isinstance(outcome, Unclear) and not turn.request.answered:
             # The host takes a submission once, so that nothing can be pressed or sent again that is not shown again.
@@ -89,9 +91,11 @@ def meaning(
     turn = parked.of(key)
     if turn is not None and not turn.may_answer(actor):
         return Told("approval.waiting_for_other", {"action": turn.request.described()})
+    if turn is not None and not turn.waits:
+        return Resumed(turn, None)
     if turn is not None:
         return _of(turn, actor, turn.request.understand(text))
-    others = [each for each in parked.in_chat(conversation) if each.may_answer(actor)]
+    others = [each for each in parked.in_chat(conversation) if each.waits and each.may_answer(actor)]
     writing = next((each for each in others if each.answering == actor), None)
     if writing is not None:
         return _of(writing, actor, writing.request.understand(text))

@@ -237,6 +237,10 @@ class Questions:
         await self._store.save("")
         await self._run.delivery.notice(texts.render(_CONFIRMED[decided.decision], self._run.language))
 
+    async def forget(self) -> None:
+        """Have the host remember no open request any more."""
+        await self._store.save("")
+
     async def taken_late(self, late: Late) -> Prompt:
         """What the agent is told when the answer came after its turn was gone."""
         await self._store.save("")
