@@ -399,8 +399,8 @@ def demo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
 
 @pytest.mark.demo
 def test_one_message_lists_and_asks_and_says_how_to_answer(tmp_path: Path) -> None:
-    """The command of the README: exit code 0, the policy on the first line, the answer, the whole request, nothing done."""
-    done = demo("--workspace", str(tmp_path), "--say", QUESTION)
+    """Exit code 0, the policy on the first line, the answer, the whole request, how to answer it, nothing done."""
+    done = demo("--workspace", str(tmp_path), "--policy", "ask", "--say", QUESTION)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("policy ask: ")
     assert "The workspace is empty." in done.stdout
@@ -410,6 +410,16 @@ def test_one_message_lists_and_asks_and_says_how_to_answer(tmp_path: Path) -> No
         line for line in lines if line.startswith("--policy allow-edits: ")
     ]
     assert f"in {tmp_path}: nothing" in lines
+
+
+@pytest.mark.demo
+def test_a_single_message_asks_nobody_about_files(tmp_path: Path) -> None:
+    """There is nobody to answer: files of the workspace are changed, as the first line says."""
+    done = demo("--workspace", str(tmp_path), "--say", QUESTION)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("policy allow-edits: ")
+    assert "Created hello.txt" in done.stdout and "Allow the agent" not in done.stdout
+    assert (tmp_path / "hello.txt").read_text() == HELLO
 
 
 @pytest.mark.demo

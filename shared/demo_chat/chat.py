@@ -108,8 +108,7 @@ def options(arguments: Sequence[str]) -> Options:
     parser.add_argument(
         "--policy",
         choices=POLICIES,
-        default="ask",
-        help="what the agent may do without an answer of yours (default: %(default)s)",
+        help="what the agent may do without an answer (default: ask; allow-edits with a single --say, as nobody answers)",
     )
     parser.add_argument(
         "--approval-timeout",
@@ -164,7 +163,7 @@ def options(arguments: Sequence[str]) -> Options:
             parser.error(exc.text("en_US"))
     return Options(
         given.workspace and given.workspace.resolve(),
-        given.policy,
+        given.policy or ("allow-edits" if len(given.say) == 1 else "ask"),
         given.agent or "",
         tuple(given.say),
         given.place,
