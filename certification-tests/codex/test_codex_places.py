@@ -193,8 +193,10 @@ class TestDaemon:
             assert (await first).shown[-1:] == ["noted"], log.read_text()[-3000:]
             recalled = await worker.run("[[ recall ]]", run_id="r2", config=form)
             assert "remember the heron" in recalled.text
-            denied = await worker.run("[[ run touch made ;; say done ]]", run_id="r3", config=form)
-            assert "touch made" in denied.text
+            asked = await worker.run("[[ run touch made ;; say done ]]", run_id="r3", config=form)
+            assert "touch made" in asked.text
+            denied = await worker.run("3", run_id="r3-answer", config=form)
+            assert denied.shown[-1:] == ["done"]
             assert not (place / "workspace" / "made").exists()
             tool = await worker.run("[[ call langbot_get_current_event {} ]]", run_id="r4", config=form)
             assert "done: " in tool.text
