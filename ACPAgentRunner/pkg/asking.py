@@ -15,7 +15,7 @@ import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
@@ -35,6 +35,7 @@ from pkg.places import inside_of
 from pkg.results import Delivery
 from pkg.run_session import Asked
 from pkg.session_store import SessionStore
+from pkg.settings import RunnerSettings
 
 Request = ApprovalRequested | QuestionAsked
 
@@ -95,7 +96,7 @@ class Questions:
         self._once = ""
         """The digest of an action that is allowed once more, because the answer came when its turn was gone."""
         self.key = open_key(run.conversation, asked)
-        self._store = record_store(run.ctx, run.conversation, asked)
+        self._store = record_store(run.ctx, run.conversation, asked.authority, asked.settings, asked.actor)
 
     # ---- without a person
 
@@ -278,7 +279,7 @@ async def show_further(run: Owner, turn: ParkedTurn, asked: Asked) -> None:
     """Show the next step of a parked turn's request; what was shown before answers nothing any more."""
     turn.renewed()
     requester = identity.lasting_name(asked.authority, turn.requester)
-    store = record_store(run.ctx, turn.conversation, replace(asked, actor=turn.requester))
+    store = record_store(run.ctx, turn.conversation, asked.authority, asked.settings, turn.requester)
     await store.save(_record(turn.request.event, turn.interaction_id, requester, turn.expires_at))
     await show_step(run, turn.request, turn.interaction_id, turn.expires_at, turn.minutes)
 
@@ -295,10 +296,16 @@ def open_key(conversation: identity.Conversation, asked: Asked) -> str:
     return identity.conversation_key(asked.authority, conversation, owner)
 
 
-def record_store(ctx: RunnerContext, conversation: identity.Conversation, asked: Asked) -> SessionStore:
-    """Where the host remembers the open request of :func:`open_key`."""
-    owner = None if asked.settings.share_session == "conversation" else asked.actor
-    name = identity.session_key(asked.authority, conversation, owner, agent="open-request", machine="", workspace="")
+def record_store(
+    ctx: RunnerContext,
+    conversation: identity.Conversation,
+    authority: identity.Authority,
+    settings: RunnerSettings,
+    requester: identity.Actor,
+) -> SessionStore:
+    """Where the host remembers the open request of the requester's :func:`open_key`."""
+    owner = None if settings.share_session == "conversation" else requester
+    name = identity.session_key(authority, conversation, owner, agent="open-request", machine="", workspace="")
     return SessionStore(ctx, name)
 
 

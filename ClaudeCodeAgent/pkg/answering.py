@@ -109,7 +109,9 @@ def _of(turn: ParkedTurn, actor: Actor, outcome: Outcome) -> Meaning:
             return Told(text_key, params)
 
 
-async def late(store: SessionStore, who: str, submission: InteractionSubmission | None, text: str) -> Late | Told | None:
+async def late(
+    store: SessionStore, parked: ParkedTurns, who: str, submission: InteractionSubmission | None, text: str
+) -> Late | Told | None:
     """What a press or a message says about a request that nobody knows any more but the host's state (``store``).
 
     ``who`` names the person as :class:`OpenRecord` has it.
@@ -117,7 +119,7 @@ async def late(store: SessionStore, who: str, submission: InteractionSubmission 
     if submission is None and not answer_like(text):
         return None
     record = record_from(await store.load())
-    known = record is not None and record.who == who and not record.expired
+    known = record is not None and record.who == who and not record.expired and not parked.over(record.interaction_id)
     if record is None or not known or (submission is not None and record.interaction_id != submission.interaction_id):
         return None if submission is None else Told("approval.over")
     if record.kind == "question":

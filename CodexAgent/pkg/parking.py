@@ -11,7 +11,9 @@ Guarantees:
   notice, while requests and the turn's end are kept;
 - on its deadline the turn is cancelled, and so it is when it is stopped or its installation ends; a session that ended its turn
   in time is kept as any other, else it is closed. When the agent ends by itself its session is released at once;
-- what became of a turn that nobody answered is told at once where there is a way, else it is the first line of the next run.
+- what became of a turn that nobody answered is told at once where there is a way, else it is the first line of the next run;
+- a request that expired, was stopped or was not needed any more is over for good (:meth:`ParkedTurns.over`); only where the
+  agent itself is gone may a later answer still resume its session.
 """
 
 from __future__ import annotations
@@ -167,6 +169,7 @@ class ParkedTurns:
         self._capacity = capacity
         self._turns: dict[str, ParkedTurn] = {}
         self._outcomes: OrderedDict[str, Outcome] = OrderedDict()
+        self._over: OrderedDict[str, None] = OrderedDict()
         self._ending: set[asyncio.Task[None]] = set()
         self._shut = False
 
@@ -212,8 +215,13 @@ class ParkedTurns:
         """Cancel the turn because somebody who may wants it; false when it has ended already."""
         if turn.state is not State.WAITING:
             return False
+        self._closed(turn)
         self._end(turn, None)
         return True
+
+    def over(self, interaction_id: str) -> bool:
+        """Whether a request that was shown under this id has ended here for good, so that no answer counts any more."""
+        return interaction_id in self._over
 
     def take_outcome(self, key: str) -> Outcome | None:
         """What became of the turn that was parked under ``key`` last, if nobody was told yet; told once."""
@@ -248,9 +256,16 @@ class ParkedTurns:
             if event is not None:
                 turn.keep(event)
             elif channel.ended or (left := turn.until - time.monotonic()) <= 0:
+                if not channel.ended or not turn.held.turn_open:
+                    self._closed(turn)
                 self._end(turn, _outcome(turn))
             else:
                 await channel.wait(left)
+
+    def _closed(self, turn: ParkedTurn) -> None:
+        self._over[turn.interaction_id] = None
+        while len(self._over) > limits.PARKED_OUTCOMES:
+            self._over.popitem(last=False)
 
     async def _ended(self, turn: ParkedTurn, outcome: Outcome | None, *, revoked: bool) -> None:
         try:

@@ -57,7 +57,7 @@ from pkg.interactions import Decided, answer_like
 from pkg.message_queue import MessageQueue
 from pkg.parking import ParkedTurn
 from pkg.product import Product, SpecInputs
-from pkg.results import Delivery
+from pkg.results import Delivery, reply_lost
 from pkg.run_clock import RunClock
 from pkg.run_scope import run_scope
 from pkg.run_session import Asked, RunSession
@@ -161,6 +161,7 @@ class _Run:
         self._parking: ParkedTurn | None = None
         self._answers: set[asyncio.Task[bool]] = set()
         self._detached: Callable[[str], Awaitable[None]] | None = None
+        self._streams = True
 
     # ---- as its installation and other runs see it
 
@@ -244,7 +245,7 @@ class _Run:
             if settings is None:
                 mode, progress = str(self.ctx.config.get("reply-mode") or "stream"), "off"
             else:
-                mode = settings.reply_mode if settings.streaming else "single"
+                mode = settings.reply_mode if settings.streaming and self._streams else "single"
                 progress = settings.show_progress
             self._delivery = Delivery(
                 self.ctx,
@@ -292,8 +293,11 @@ class _Run:
         self._detached = overflow.sender(self.runner, self.ctx, authority, installation)
         pressed = self.ctx.input.interaction if self.ctx.event.event_type == INTERACTION else None
         if pressed is None and controls.parse(self.text) is controls.Control.STOP:
-            await self._stop_others(installation, actor)
+            await self._stop_others(installation, authority, settings, actor)
             return
+        if pressed is not None and self._detached is not None and reply_lost(self.ctx):
+            # A button is there whether the bot streams or not, and what is streamed to one that does not is lost then.
+            self._streams = await overflow.streams(self.runner, self.ctx, installation)
         plugin = parse(self.product.plugin_settings, self.runner.get_plugin_config())
         asked = Asked(authority, actor, installation, settings, plugin)
         meant = await self._meaning(asked, pressed)
@@ -350,7 +354,8 @@ class _Run:
         if pressed is not None and parked.of(key) is not None:
             return Told("approval.over")
         who = identity.lasting_name(asked.authority, asked.actor)
-        return await late(asking.record_store(self.ctx, self.conversation, asked), who, pressed, self.text)
+        store = asking.record_store(self.ctx, self.conversation, asked.authority, asked.settings, asked.actor)
+        return await late(store, parked, who, pressed, self.text)
 
     async def _resume(self, meant: Resumed, who: identity.Actor, asked: Asked) -> None:
         """Go on with a parked turn, then with what waited for its own turn meanwhile."""
@@ -380,10 +385,14 @@ class _Run:
         clock.pause(STARTING)
         return clock
 
-    async def _stop_others(self, installation: Installation, actor: identity.Actor) -> None:
+    async def _stop_others(
+        self, installation: Installation, authority: identity.Authority, settings: RunnerSettings, actor: identity.Actor
+    ) -> None:
         """``/stop`` that came as a run of its own: for what runs or waits in this chat and its sender may stop."""
         parked = installation.parked.in_chat(self.conversation)
         stopped = [turn for turn in parked if turn.may_answer(actor) and installation.parked.stop(turn)]
+        for turn in stopped:
+            await asking.record_store(self.ctx, self.conversation, authority, settings, turn.requester).save("")
         here = [
             each for each in installation.runs.values() if isinstance(each, _Run) and each.conversation == self.conversation
         ]
