@@ -125,6 +125,7 @@ async def test_a_request_taken_back_is_answered_and_can_no_longer_be(tmp_path: P
         assert json.loads(acp.text(events))["failed"]["code"] == -32800
         (asked,) = acp.of(events, ApprovalRequested)
         assert not await session.answer(asked.request_id, Answer("proceed_once"))
+        assert Notice("agent.request_withdrawn", asked.request_id) in events
 
 
 @pytest.mark.asyncio

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from agent import presets
 from agent.driver import AcpDriver
 from agent.opening import RecentlyOpened
 from agent.session import AcpSession
@@ -520,6 +521,20 @@ async def test_agents_that_are_told_to_ask_by_their_environment_are_told(
         assert answer == fields.get("env", {}).get("OPENCODE_PERMISSION", "")
     else:
         assert (told["*"], told["bash"], told["edit"], told["grep"]) == ("ask", "ask", "ask", "allow")
+        assert told["task"] == "deny"  # what its own agents ask never reaches a client (1.18), so they would wait for ever
+
+
+def test_what_agents_are_told_by_their_environment_is_laid_below_the_form_s() -> None:
+    """Our rule: git gets one setting more and keeps those it has; a workspace's instructions are named where it is known."""
+    given = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "a.b", "GIT_CONFIG_VALUE_0": "c", "CLAUDE_CODE_DISABLE_CRON": ""}
+    told = presets.asking_environment("/w", given)
+    assert told.items() >= {"GIT_CONFIG_KEY_0": "a.b", "GIT_CONFIG_VALUE_0": "c", "CLAUDE_CODE_DISABLE_CRON": ""}.items()
+    assert (told["GIT_CONFIG_COUNT"], told["GIT_CONFIG_KEY_1"], told["GIT_CONFIG_VALUE_1"]) == ("2", "core.fsmonitor", "false")
+    assert json.loads(told["OPENCODE_CONFIG_CONTENT"]) == {"instructions": ["/w/AGENTS.md", "/w/CLAUDE.md"]}
+    for cwd in ("", "~", "relative"):
+        assert "OPENCODE_CONFIG_CONTENT" not in presets.asking_environment(cwd, {})
+    broken = presets.asking_environment("/w", {"GIT_CONFIG_COUNT": "x"})
+    assert broken["GIT_CONFIG_COUNT"] == "x" and "GIT_CONFIG_KEY_0" not in broken
 
 
 @pytest.mark.asyncio

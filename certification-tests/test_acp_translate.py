@@ -347,7 +347,7 @@ def test_the_command_is_whole_or_the_request_is_incomplete() -> None:
     vector = ask(running(), {"toolCallId": "e", "kind": "execute", "rawInput": {"command": ["sh", "-c", "a b"], "cwd": "/w"}})[
         1
     ]
-    assert (vector.command, vector.cwd) == ("sh -c 'a b'", "/w")
+    assert (vector.command, vector.cwd) == ("a b", "/w")
 
 
 def test_an_edit_shows_its_diff_and_paths() -> None:

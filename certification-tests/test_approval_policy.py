@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 
 from pkg import texts
 from pkg.agent_api import ApprovalRequested, Choice, ChoiceKind, FileDiff, QuestionAsked, ToolKind
-from pkg.approval_policy import Decision, decide, inside_lexically, inside_really, unanswered
+from pkg.approval_policy import (
+    Decision,
+    decide,
+    grant,
+    inside_lexically,
+    inside_really,
+    judge,
+    names_lexically,
+    names_really,
+    refusal,
+    unanswered,
+)
 
 KINDS: tuple[ChoiceKind, ...] = ("allow_always", "allow_session", "allow_once", "reject_always", "reject_once")
 TOOL_KINDS: tuple[ToolKind, ...] = ("read", "edit", "delete", "move", "search", "execute", "think", "fetch", "mode", "other")
@@ -129,6 +140,68 @@ def test_a_question_is_cancelled_and_repeated_in_the_chat() -> None:
     decision = unanswered(QuestionAsked("q", "Which port?"))
     assert decision == Decision(decision.answer, False, "question.cannot_ask", {"question": "Which port?"})
     assert (decision.answer.choice_id, dict(decision.answer.values)) == ("", {})
+
+
+@pytest.mark.parametrize("kind", TOOL_KINDS)
+def test_what_a_policy_leaves_open_is_asked_about(kind: ToolKind) -> None:
+    """Our rule: ``ask``, vendor values and what is no edit under ``allow-edits`` are questions for a person."""
+    names = names_lexically("/ws")
+    edits = kind in ("read", "edit", "search", "think", "move")
+    expected = {"ask": "ask", "on-request": "ask", "never": "ask", "allow-all": "allow", "deny": "deny"}
+    for policy, verdict in {**expected, "allow-edits": "allow" if edits else "ask"}.items():
+        found = judge(policy, (), request(kind), INSIDE, names)
+        assert (found.verdict, found.by) == (verdict, f"policy {policy}")
+        assert bool(found.text_key) == (verdict != "allow")
+        if verdict != "allow":
+            told = refusal(request(kind), found)
+            assert (told.answer.choice_id, told.text_key) == ("reject_once", found.text_key)
+            assert "Edit a" in texts.render(told.text_key, "en_US", told.params)
+
+
+def test_a_grant_is_the_single_one_or_none() -> None:
+    """Our rule: what a person allows once is allowed once; neither a session's nor a standing grant stands in for it."""
+    answer = grant(request())
+    assert answer is not None and answer.choice_id == "allow_once"
+    standing = request(choices=tuple(choice for choice in ALL if choice.kind != "allow_once"))
+    assert grant(standing) is None
+    refused = refusal(standing, judge("allow-all", (), standing, INSIDE, names_lexically("/ws")))
+    assert (refused.answer.choice_id, refused.allowed, refused.text_key) == ("reject_once", False, "approval.no_single_grant")
+
+
+@pytest.mark.parametrize(
+    ("root", "path", "cwd", "names", "absolute"),
+    [
+        ("/ws", "a//b/../c", "", ("a/c",), ("/ws/a/c",)),
+        ("/ws", "/ws/a", "/x", ("a",), ("/ws/a",)),
+        ("/ws", "a", "/ws/sub", ("sub/a",), ("/ws/sub/a",)),
+        ("/ws", "a", "sub", ("sub/a",), ("/ws/sub/a",)),
+        ("/ws", ".", "", ("",), ("/ws",)),
+        ("/ws", "../x", "", ("/x",), ("/x",)),
+        ("/ws", "//ws/a", "", ("a",), ("/ws/a",)),
+        ("/", "a", "", ("a",), ("/a",)),
+        ("", "a/../b", "", ("b",), ()),
+        ("", "../b", "", (), ()),
+        ("", "/etc/x", "", ("/etc/x",), ("/etc/x",)),
+        ("/ws", "~/a", "", (), ()),
+        ("/ws", "file:///ws/a", "", (), ()),
+    ],
+)
+def test_the_names_of_a_file_on_another_machine(
+    root: str, path: str, cwd: str, names: tuple[str, ...], absolute: tuple[str, ...]
+) -> None:
+    """Our rule: normalised, below the workspace or absolute; none where it cannot be told."""
+    target = names_lexically(root)(path, cwd)
+    assert (target.names, target.absolute, target.directory) == (names, absolute, None)
+
+
+def test_the_names_of_a_file_on_this_machine(tmp_path: Path) -> None:
+    """Our rule: as it is written and as it is."""
+    (tmp_path / "ws" / "real").mkdir(parents=True)
+    (tmp_path / "ws" / "link").symlink_to("real")
+    target = names_really(str(tmp_path / "ws"))("link", "")
+    assert (set(target.names), target.directory) == ({"link", "real"}, True)
+    assert set(names_really(str(tmp_path / "ws"))("link/../x", "").names) == {"x"}
+    assert names_really(str(tmp_path / "ws"))("nothing", "").directory is False
 
 
 @given(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pkg import limits
-from pkg.agent_api import SessionSpec, to_json
+from pkg.agent_api import Answer, ApprovalRequested, Choice, ChoiceKind, QuestionAsked, SessionSpec, to_json
 from pkg.daemon_audit import Audit
 from pkg.errors import CodingError, ProcessCleanupUnconfirmed, Refused
 
@@ -115,6 +115,46 @@ class TestJobs:
             raise CodingError("coding.daemon_payload_invalid")
         (line,) = lines(audit.file)
         assert (line["agent"], line["workspace"], line["actor"], line["outcome"]) == ("", "", "", "failed")
+        assert CANARY not in audit.file.read_text()
+
+
+class TestAnswers:
+    """What the hub answered."""
+
+    @pytest.mark.parametrize(
+        ("answer", "choice"),
+        [
+            (Answer("y"), "allow_once"),
+            (Answer("n", message=CANARY), "reject_once"),
+            (Answer("s"), "allow_session"),
+            (Answer(), "cancelled"),
+            (Answer("other"), "unknown"),
+        ],
+    )
+    def test_a_choice_is_told_by_its_kind(self, tmp_path: Path, answer: Answer, choice: str) -> None:
+        """With the action, cut, and a digest of the whole; a late one says so."""
+        kinds: tuple[tuple[str, ChoiceKind], ...] = (("y", "allow_once"), ("n", "reject_once"), ("s", "allow_session"))
+        choices = tuple(Choice(name, CANARY, kind) for name, kind in kinds)
+        asked = ApprovalRequested("r7", "Run", "execute", choices, command="make " + "x" * 9000, reason=CANARY)
+        audit = Audit(tmp_path)
+        with audit.job(HUB, "j1", payload()) as record:
+            record.answered(asked, answer, in_time=True)
+            record.answered(asked, answer, in_time=False)
+        first, second, _ = lines(audit.file)
+        assert (first["outcome"], second["outcome"]) == ("answered", "too_late")
+        assert (first["request"], first["kind"], first["choice"]) == ("r7", "execute", choice)
+        assert first["action"].startswith("make xxx") and len(first["action"]) <= limits.DAEMON_AUDIT_CHARS
+        assert first["actor"] == "lb_" + "a" * 64 and len(first["digest"]) == 64
+        assert CANARY not in audit.file.read_text()
+
+    def test_an_answer_in_words_is_not_written(self, tmp_path: Path) -> None:
+        """That there was one is."""
+        audit = Audit(tmp_path)
+        with audit.job(HUB, "j1", payload()) as record:
+            record.answered(QuestionAsked("q", "Which port?"), Answer(values={"a": CANARY}), in_time=True)
+            record.answered(QuestionAsked("q", "Which port?"), Answer(), in_time=True)
+        told = [(line["kind"], line["action"], line["choice"]) for line in lines(audit.file)[:2]]
+        assert told == [("question", "Which port?", "answered"), ("question", "Which port?", "cancelled")]
         assert CANARY not in audit.file.read_text()
 
 

@@ -24,7 +24,7 @@ import pytest_asyncio
 
 from agent import POLICIES
 from pkg import daemon_setup
-from pkg.agent_api import McpServer, SessionSpec
+from pkg.agent_api import Answer, ApprovalRequested, McpServer, Prompt, SessionSpec, TurnEnded
 from pkg.daemon_policy import AgentEntry, HubEntry, Policy, load
 from pkg.daemon_relay import AgentRuntimeDaemonHub
 from pkg.errors import CodingError
@@ -36,6 +36,15 @@ from testkit.relay_rig import TOKEN, WAIT
 
 ACTOR = "lb_" + "5e" * 32
 CANARY = "canary-Kq2wE8rT5yU1iO9p"
+PERMISSION = json.dumps(
+    {
+        "toolCall": {"toolCallId": "t1", "kind": "execute", "rawInput": {"command": f"deploy --token {CANARY}"}},
+        "options": [
+            {"optionId": "yes", "name": "Yes", "kind": "allow_once"},
+            {"optionId": "no", "name": "No", "kind": "reject_once"},
+        ],
+    }
+)
 COMMANDS = {"known": ("known-agent", "--acp"), "absent": ("no-such-agent",)}
 
 
@@ -553,6 +562,29 @@ class TestRecord:
         assert file.stat().st_mode & 0o777 == 0o600
         secrets = (CANARY, TOKEN, workstation.key.read_text().strip())
         assert not any(secret in file.read_text() for secret in secrets)
+
+    @pytest.mark.asyncio
+    async def test_what_the_hub_answered_leaves_its_line(self, pair: tuple[AgentRuntimeDaemonHub, DaemonHome]) -> None:
+        """Whether it was in time, what the agent had asked and which choice was made; no reason, no word of an answer."""
+        hub, workstation = pair
+        async with daemon_rig.running(workstation), daemon_rig.opened(hub) as session:
+            await session.prompt(Prompt(f"perm {PERMISSION}"))
+            asked = (await daemon_rig.following(session, lambda event: isinstance(event, ApprovalRequested)))[-1]
+            assert isinstance(asked, ApprovalRequested)
+            assert await session.answer(asked.request_id, Answer("no", message=CANARY))
+            await poll(lambda: len(lines(workstation)) == 2)
+            await daemon_rig.following(session, lambda event: isinstance(event, TurnEnded))
+            assert not await session.answer(asked.request_id, Answer("yes"))
+            assert not await session.answer("nothing", Answer("yes"))
+            await session.close()
+            await poll(lambda: len(lines(workstation)) == 3)
+        started, answered, closed = lines(workstation)
+        assert (started["outcome"], answered["outcome"], closed["outcome"]) == ("started", "answered", "closed")
+        assert answered["job"] == started["job"] and answered["workspace"] == started["workspace"]
+        assert answered["request"] == asked.request_id and answered["choice"] == "reject_once"
+        assert (answered["kind"], answered["action"]) == ("execute", "deploy --token ***")
+        assert len(answered["digest"]) == 64 and "action" not in started
+        assert CANARY not in (workstation.state / "audit.jsonl").read_text()
 
     @pytest.mark.asyncio
     async def test_a_crash_is_not_a_gap(self, pair: tuple[AgentRuntimeDaemonHub, DaemonHome]) -> None:

@@ -1,4 +1,4 @@
-"""The demo as a person starts it: one message, a chat at a terminal, permission asked there, a daemon and a cut, Ctrl-C."""
+"""The demo as a person starts it: messages on the command line, a chat at a terminal, what is asked there, a cut, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langbot_plugin.entities.io.errors import ActionCallError
 
 from demo_agent.sentences import GREETING as HELLO
 from demo_agent.sentences import (
@@ -33,14 +35,17 @@ from demo_agent.sentences import (
     understand,
 )
 from demo_chat import chat
-from demo_chat.person import describe
+from demo_chat.host import BOT, TARGET, Host
 from demo_chat.screen import Screen
+from pkg import decision_log, limits
+from pkg.open_record import OpenRecord
 from testkit import hostile_trees, model_fixture, real_agents, sdk_worker
 from tooling import ROOT
 
 DEMO = ROOT / "scripts" / "demo.py"
 AGENT = ROOT / "shared" / "demo_agent"
-GATE = ROOT / "shared" / "demo_chat" / "gate.py"
+QUESTION = "list the files, then create hello.txt"
+EXPIRY = limits.APPROVAL_SECONDS_MIN
 BOUND = 90.0
 """Seconds for a worker to start on a busy machine; nothing waits for it when things work."""
 
@@ -206,99 +211,6 @@ def test_what_the_client_added_for_the_agent_alone_is_not_taken_for_a_sentence(c
     assert text == "The workspace is empty."
 
 
-# ------------------------------------------------------------------ asking at the terminal: the gate
-
-
-@contextlib.asynccontextmanager
-async def listening(path: Path) -> Any:
-    """A person on the gate's socket: the queue of what is asked, and how to answer."""
-    arrived: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-    writers: list[asyncio.StreamWriter] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.append(writer)
-        while line := await reader.readline():
-            arrived.put_nowait(json.loads(line))
-        writer.close()
-
-    def answer(**message: Any) -> None:
-        writers[-1].write(json.dumps(message).encode() + b"\n")
-
-    server = await asyncio.start_unix_server(serve, path)
-    try:
-        yield arrived, answer
-    finally:
-        server.close()
-
-
-def gated(socket: Path, cwd: Path) -> Client:
-    """The demo agent behind the gate."""
-    return Client([sys.executable, "-I", "-S", str(GATE), str(socket), "--", sys.executable, "-I", "-S", str(AGENT)], cwd)
-
-
-@pytest.mark.asyncio
-async def test_the_gate_asks_the_person_and_not_the_client(tmp_path: Path) -> None:
-    """The client sees the tool call and its end, never the question; the person's answer decides."""
-    async with asyncio.timeout(60), listening(tmp_path / "socket") as (asked, answer):
-        workspace = tmp_path / "work"
-        workspace.mkdir()
-        client = await asyncio.to_thread(gated, tmp_path / "socket", workspace)
-        await asyncio.to_thread(client.prompt, "create a.txt and create b.txt")
-        for option in ("once", None):
-            question = await asked.get()
-            answer(answer=question["ask"], option=option)
-        seen = await asyncio.to_thread(client.until, "turn")
-        assert "session/request_permission" not in [message.get("method") for message in seen]
-        assert [path.name for path in workspace.iterdir()] == ["a.txt"]
-        assert await asyncio.to_thread(client.close) == 0
-
-
-@pytest.mark.asyncio
-async def test_a_cancelled_turn_withdraws_the_question(tmp_path: Path) -> None:
-    """The agent is told ``cancelled`` and the person that the question is gone."""
-    async with asyncio.timeout(60), listening(tmp_path / "socket") as (asked, _):
-        client = await asyncio.to_thread(gated, tmp_path / "socket", tmp_path)
-        await asyncio.to_thread(client.prompt, "create a.txt")
-        question = await asked.get()
-        await asyncio.to_thread(lambda: client.send(method="session/cancel", params={"sessionId": client.session}))
-        assert await asked.get() == {"withdraw": question["ask"]}
-        seen = await asyncio.to_thread(client.until, "turn")
-        assert seen[-1]["result"]["stopReason"] == "cancelled"
-        assert not (tmp_path / "a.txt").exists()
-        assert await asyncio.to_thread(client.close) == 0
-
-
-def test_with_nobody_to_ask_the_gate_denies(tmp_path: Path) -> None:
-    """No listener on the socket: nothing is allowed, nothing hangs."""
-    client = gated(tmp_path / "nobody", tmp_path)
-    client.prompt("create a.txt")
-    client.until("turn")
-    assert not (tmp_path / "a.txt").exists()
-    assert client.close() == 0
-
-
-def test_the_gate_leaves_out_the_client_s_files_and_terminals(tmp_path: Path) -> None:
-    """Behind the gate an agent uses tools of its own, for which it asks; the rest of the greeting is untouched."""
-    echo = "import sys\nfor line in sys.stdin:\n    print(line, end='', flush=True)"
-    command = [sys.executable, "-I", "-S", str(GATE), str(tmp_path / "nobody"), "--", sys.executable, "-c", echo]
-    offers = {"fs": {"readTextFile": True}, "terminal": True, "session": {"x": 1}}
-    greeting = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"clientCapabilities": offers}}
-    lines = json.dumps(greeting).encode() + b"\nnot json\n"
-    done = subprocess.run(command, input=lines, capture_output=True, timeout=60, check=True)
-    first, second = done.stdout.splitlines()
-    assert json.loads(first)["params"]["clientCapabilities"] == {"session": {"x": 1}}
-    assert second == b"not json"
-
-
-def test_what_cannot_be_shown_whole_is_not_offered() -> None:
-    """A change with more lines than the terminal shows is denied instead of being allowed unseen."""
-    short = {"title": "Edit a", "content": [{"type": "diff", "path": "a", "oldText": "x", "newText": "y"}]}
-    long = {"title": "Edit a", "content": [{"type": "diff", "path": "a", "oldText": None, "newText": "y\n" * 500}]}
-    assert describe(short) == ["? Edit a", "  a", "  - x", "  + y"]
-    assert describe(long) is None
-    assert describe({"title": "run", "rawInput": {"command": ["rm", "-rf", "x\x1b[2K"]}}) == ["? run", "  $ rm -rf x[2K"]
-
-
 # ------------------------------------------------------------------ the screen
 
 
@@ -343,10 +255,10 @@ def test_a_line_of_the_demo_s_own_waits_for_the_end_of_a_line_and_for_what_is_ty
     screen.aside("connection cut")
     screen.result(delta("one\ntwo"))
     screen.result(completed("one\ntwo"))
-    screen.ask("Allow it? ")
+    screen.ask("you> ")
     screen.aside("connection back")
-    screen.answered("y", shown=False)
-    assert out.getvalue() == "one\n  connection cut\ntwo\nAllow it? y\n  connection back\n"
+    screen.answered("yes", shown=False)
+    assert out.getvalue() == "one\n  connection cut\ntwo\nyou> yes\n  connection back\n"
 
 
 @pytest.mark.parametrize(
@@ -371,22 +283,40 @@ def test_escape_sequences_of_an_agent_do_not_reach_the_terminal() -> None:
     assert shown(completed("a\x1b]0;title\x07b\x1b[2Jc")) == "a]0;titleb[2Jc\n"
 
 
-def test_what_comes_while_a_question_stands_follows_its_answer() -> None:
-    """The question stays the last line, and a tool's line does not wait for a line that the person's Enter has ended."""
+def test_what_is_said_at_once_stands_above_the_question_that_waits() -> None:
+    """A message from outside any run and a line of the demo's own leave the question the last line, until it is answered."""
     out = io.StringIO()
     screen = Screen(out, color=False)
-    screen.begin()
-    screen.ask("Allow it? ")
-    screen.result({"type": "tool.call.started", "data": {"tool_call_id": "1", "tool_name": "Create a"}})
-    screen.result(delta("Text"))
-    assert out.getvalue() == "Allow it? "
-    out.write("y\n")  # the terminal's echo
-    screen.answered("y", shown=True)
-    assert out.getvalue().startswith("Allow it? y\n  ▸ Create a\nText")
-    screen.ask("again? ")
-    screen.result(completed("Text, whole"))
-    screen.note("(no longer asked)")
-    assert out.getvalue().endswith("Text\nagain? \n, whole\n  (no longer asked)\n")
+    screen.ask("you> ")
+    screen.message("Nobody answered in time.\x1b[2J")
+    screen.note("Ctrl-C again leaves")
+    assert out.getvalue() == "you> \nNobody answered in time.[2J\nyou> \n  Ctrl-C again leaves\nyou> "
+    out.write("hello\n")  # the terminal's echo
+    screen.answered("hello", shown=True)
+    screen.message("later")
+    assert out.getvalue().endswith("you> hello\nlater\n")
+
+
+def test_the_demo_s_host_shows_what_is_sent_to_its_person_and_to_nobody_else() -> None:
+    """A message outside a run reaches the terminal; one for another chat is refused as by a host that has no such chat."""
+    shown: list[str] = []
+    host = Host(shown.append)
+    chain = [{"type": "Plain", "text": "Nobody answered "}, {"type": "Plain", "text": "in time."}]
+    host.answer("send_message", {"bot_uuid": BOT, **TARGET, "message_chain": chain})
+    with pytest.raises(ActionCallError):
+        host.answer("send_message", {"bot_uuid": BOT, **TARGET, "target_id": "other", "message_chain": chain})
+    assert shown == ["Nobody answered in time."]
+
+
+def test_the_demo_s_host_knows_a_request_that_is_open() -> None:
+    """By the plugin's own record, as long as its time is not over."""
+    host = Host(lambda text: None)
+    host.state["session"] = {"value": "12"}
+    assert not host.asking
+    for left, asking in ((60, True), (-1, False)):
+        record = OpenRecord("i", "approval", "digest", "who", int(time.time()) + left)
+        host.state["open"] = {"value": record.to_text()}
+        assert host.asking is asking
 
 
 def test_a_line_that_the_terminal_did_not_show_is_shown_with_its_question() -> None:
@@ -403,10 +333,35 @@ def test_a_line_that_the_terminal_did_not_show_is_shown_with_its_question() -> N
 
 
 def test_an_agent_runs_beside_the_plugin_unless_told_otherwise() -> None:
-    """The place is local and nothing is cut; both can be chosen."""
-    assert [getattr(chat.options(()), name) for name in ("place", "blip")] == ["local", None]
-    chosen = chat.options(("--place", "daemon", "--blip", "0.5"))
-    assert (chosen.place, chosen.blip) == ("daemon", 0.5)
+    """The place is local, the person is asked, and nothing is cut; all of it can be chosen."""
+    assert [getattr(chat.options(()), name) for name in ("place", "policy", "blip")] == ["local", "ask", None]
+    chosen = chat.options(("--place", "daemon", "--policy", "deny", "--blip", "0.5"))
+    assert (chosen.place, chosen.policy, chosen.blip) == ("daemon", "deny", 0.5)
+
+
+def test_a_request_waits_as_long_as_the_form_s_default_says_unless_told_otherwise() -> None:
+    """``--approval-timeout`` is the form's field."""
+    assert "approval-timeout" not in chat.runner_form(chat.options(()))
+    assert chat.runner_form(chat.options(("--approval-timeout", "30")))["approval-timeout"] == 30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--say", " "), "--say needs a message"),
+        (("--say", "create a.txt", "--say", ""), "--say needs a message"),
+        (("--approval-timeout", "soon"), "invalid int value"),
+        (("--approval-timeout", str(EXPIRY - 1)), "approval-timeout"),
+    ],
+)
+def test_what_cannot_be_said_or_waited_for_is_a_usage_error(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is started."""
+    with pytest.raises(SystemExit) as left:
+        chat.options(arguments)
+    assert left.value.code == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -443,21 +398,56 @@ def demo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.demo
-def test_one_message_lists_and_creates_and_shows_the_file(tmp_path: Path) -> None:
-    """The command of the README: exit code 0, the policy on the first line, the answer, the file."""
-    done = demo("--workspace", str(tmp_path), "--say", "list the files, then create hello.txt")
+def test_one_message_lists_and_asks_and_says_how_to_answer(tmp_path: Path) -> None:
+    """Exit code 0, the policy on the first line, the answer, the whole request, how to answer it, nothing done."""
+    done = demo("--workspace", str(tmp_path), "--policy", "ask", "--say", QUESTION)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("policy ask: ")
+    assert "The workspace is empty." in done.stdout
+    assert f"+{HELLO.strip()}" in done.stdout and "1. Allow once" in done.stdout
+    lines = own_lines(done.stdout)
+    assert [line for line in lines if "--say 1" in line] and [
+        line for line in lines if line.startswith("--policy allow-edits: ")
+    ]
+    assert f"in {tmp_path}: nothing" in lines
+
+
+@pytest.mark.demo
+def test_a_single_message_asks_nobody_about_files(tmp_path: Path) -> None:
+    """There is nobody to answer: files of the workspace are changed, as the first line says."""
+    done = demo("--workspace", str(tmp_path), "--say", QUESTION)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("policy allow-edits: ")
-    assert "✓ Create hello.txt" in done.stdout
-    assert "Created hello.txt" in done.stdout
-    assert f"in {tmp_path}: hello.txt" in done.stdout
+    assert "Created hello.txt" in done.stdout and "Allow the agent" not in done.stdout
     assert (tmp_path / "hello.txt").read_text() == HELLO
+
+
+@pytest.mark.demo
+@pytest.mark.parametrize("place", ["local", "daemon"])
+@pytest.mark.parametrize("allowing", ["1", "allow"])
+def test_a_further_message_allows_and_the_turn_goes_on(allowing: str, place: str, tmp_path: Path) -> None:
+    """A number or a word: the rest of the turn follows, the file is there, and nobody is told any more how to answer."""
+    done = demo("--workspace", str(tmp_path), "--place", place, "--say", QUESTION, "--say", allowing)
+    assert done.returncode == 0, done.stdout + done.stderr
+    asked, _, answered = done.stdout.partition(f"you> {allowing}\n")
+    assert "1. Allow once" in asked and "Created" not in asked
+    assert "Created hello.txt" in answered and "Allow the agent" not in answered
+    assert "✓ Create hello.txt" in own_lines(answered)
+    assert "--policy" not in answered
+    assert (tmp_path / "hello.txt").read_text() == HELLO
+
+
+@pytest.mark.demo
+def test_messages_that_are_not_answered_are_not_followed_by_others(tmp_path: Path) -> None:
+    """What was to answer a request would mean something else then."""
+    done = demo("--workspace", str(tmp_path), "--agent", "/nowhere/agent --acp", "--say", "one", "--say", "two")
+    assert done.returncode == 1
+    assert "you> one\n" in done.stdout and "you> two\n" not in done.stdout
 
 
 # ------------------------------------------------------------------ under a daemon
 
 
-QUESTION = "list the files, then create hello.txt"
 WAITING = 'Waiting for "demo-machine" to connect…'
 """The plugin's word while a busy machine has not got so far; no part of the answer."""
 
@@ -527,12 +517,12 @@ def check_the_cut(output: str, seconds: str) -> None:
 
 @pytest.mark.demo
 def test_under_a_daemon_the_answer_is_the_same_and_a_cut_changes_nothing_in_it(tmp_path: Path) -> None:
-    """The command of the README beside the plugin, under a daemon, and under a daemon whose path is cut in mid-turn."""
+    """The same message beside the plugin, under a daemon, and under a daemon whose path is cut in mid-turn."""
     answers = {}
     for name, place in {"local": (), "daemon": ("--place", "daemon"), "blip": ("--place", "daemon", "--blip", "2")}.items():
         work = tmp_path / name
         work.mkdir()
-        done = demo("--workspace", str(work), "--say", QUESTION, *place)
+        done = demo("--workspace", str(work), "--policy", "allow-edits", "--say", QUESTION, *place)
         assert done.returncode == 0, done.stdout + done.stderr
         assert (work / "hello.txt").read_text() == HELLO
         answers[name] = answer(done.stdout)
@@ -554,7 +544,7 @@ def test_a_daemon_that_does_not_replay_is_noticed_by_the_answer(tmp_path: Path) 
     work.mkdir()
     script = [sys.executable, "-c", INSTEAD, str(ROOT), str(forgetful)]
     done = subprocess.run(
-        [*script, "--workspace", str(work), "--place", "daemon", "--blip", "2", "--say", QUESTION],
+        [*script, "--workspace", str(work), "--policy", "allow-edits", "--place", "daemon", "--blip", "2", "--say", QUESTION],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -583,7 +573,7 @@ def test_under_a_daemon_nothing_is_left_of_the_person_s_home(tmp_path: Path) -> 
     home.write_text("a home that is no directory takes no files from anybody")
     work = tmp_path / "work"
     work.mkdir()
-    done = demo("--place", "daemon", "--workspace", str(work), "--say", "create a.txt", HOME=str(home))
+    done = demo("--place", "daemon", "--workspace", str(work), "--say", "create a.txt", "--say", "1", HOME=str(home))
     assert done.returncode == 0, done.stdout + done.stderr
     assert (work / "a.txt").exists()
 
@@ -601,14 +591,6 @@ def test_without_an_answer_the_exit_code_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.demo
-def test_ask_without_a_terminal_denies_and_says_so(tmp_path: Path) -> None:
-    """Nobody can be asked through a pipe."""
-    done = demo("--workspace", str(tmp_path), "--policy", "ask", "--say", "create a.txt")
-    assert done.stdout.startswith("policy ask: nobody can be asked here")
-    assert not (tmp_path / "a.txt").exists()
-
-
-@pytest.mark.demo
 def test_a_wrong_command_line_is_told_at_once(tmp_path: Path) -> None:
     """Unknown agents and missing directories are no surprise after a minute."""
     wrong = (
@@ -618,6 +600,7 @@ def test_a_wrong_command_line_is_told_at_once(tmp_path: Path) -> None:
         ("--workspace", str(tmp_path / "none")),
         ("--policy", "maybe"),
         ("--blip", "5"),
+        ("--approval-timeout", "soon"),
     )
     for arguments in wrong:
         done = demo(*arguments)
@@ -632,7 +615,7 @@ def test_a_home_that_takes_no_files_does_not_matter_to_the_demo_s_own_agent(tmp_
     home.write_text("a home that is no directory takes no files from anybody")
     work = tmp_path / "work"
     work.mkdir()
-    done = demo("--workspace", str(work), "--say", "create a.txt", HOME=str(home))
+    done = demo("--workspace", str(work), "--say", "create a.txt", "--say", "1", HOME=str(home))
     assert done.returncode == 0, done.stdout + done.stderr
     assert (work / "a.txt").exists()
 
@@ -755,29 +738,106 @@ def test_ctrl_c_while_it_is_still_starting_leaves(tmp_path: Path) -> None:
     assert terminal.wait() == 130
 
 
+def agents(pid: int) -> dict[int, str]:
+    """The demo's agents below this process, without their supervisors: pid to start time."""
+    itself = re.compile(rf"\S+ -I -S {re.escape(str(AGENT))} ")
+    below = sdk_worker.descendants(pid)
+    return {each: at for each, at in below.items() if any(map(itself.fullmatch, commands({each: at})))}
+
+
 @pytest.mark.demo
 @pytest.mark.parametrize("place", ["local", "daemon"])
-def test_at_a_terminal_ask_asks(place: str, tmp_path: Path) -> None:
-    """Yes does it, no does not; the change is shown before."""
-    terminal = Terminal("--workspace", str(tmp_path), "--policy", "ask", "--place", place)
+def test_at_a_terminal_what_the_agent_asks_is_answered_in_the_chat(place: str, tmp_path: Path) -> None:
+    """The product's numbered message; the same agent process goes on and asks again; a denial's reason reaches it."""
+    work = tmp_path / "work"
+    work.mkdir()
+    terminal = Terminal("--workspace", str(work), "--place", place, TMPDIR=str(tmp_path))
     terminal.expect("policy ask: you are asked")
     terminal.expect("you> ")
-    terminal.type('create a.txt with "some text"\n')
-    assert "+ some text" in terminal.expect("Allow it?")
-    terminal.type("yes, but tell me why\n")  # no answer to this question
-    terminal.expect("Allow it?")
-    assert not (tmp_path / "a.txt").exists()
-    terminal.type("y\n")
-    terminal.expect("Created a.txt")
-    terminal.expect("you> ")
-    terminal.type("run: touch b.txt\n")
-    assert "touch b.txt" in terminal.expect("Allow it?")
-    terminal.type("n\n")
-    terminal.expect("not allowed")
-    terminal.expect("you> ")
+    terminal.type('create a.txt with "some text", then run: touch b.txt\n')
+    asked = terminal.expect("you> ")
+    assert "+some text" in asked and "1. Allow once" in asked
+    agent = agents(terminal.pid)
+    assert len(agent) == 1
+    terminal.type("and what about c.txt?\n")  # no answer to this request
+    assert "Still waiting" in terminal.expect("you> ")
+    assert not (work / "a.txt").exists()
+    terminal.type("1\n")
+    again = terminal.expect("you> ")
+    assert "Created a.txt" in again and "touch b.txt" in again and "1. Allow once" in again
+    assert not (work / "b.txt").exists()
+    terminal.type("deny because it is Friday\n")
+    denied = terminal.expect("you> ")
+    assert "not allowed" in denied and "did not understand 'it is Friday'" in denied
+    assert agents(terminal.pid) == agent, "one process for all of it"
+    [record] = tmp_path.glob(f"demo-*/home/{limits.STATE_DIRECTORY}/{decision_log.FILE}")
+    assert [json.loads(line)["decision"] for line in record.read_text().splitlines()] == ["allow_once", "deny"]
+    below = sdk_worker.descendants(terminal.pid)
     terminal.type("\x04")
     assert terminal.wait() == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+    assert [path.name for path in work.iterdir()] == ["a.txt"]
+    assert hostile_trees.gone(below, BOUND)
+    assert not record.exists(), "it goes with the demo"
+
+
+@pytest.mark.demo
+def test_a_request_that_nobody_answers_is_cancelled_and_told_at_once(tmp_path: Path) -> None:
+    """In both places at a time, because it takes the shortest time a form may say; a later answer does nothing."""
+    terminals = {}
+    for place in ("local", "daemon"):
+        (tmp_path / place).mkdir()
+        terminals[place] = Terminal(
+            *("--workspace", str(tmp_path / place), "--place", place, "--approval-timeout", str(EXPIRY))
+        )
+    for terminal in terminals.values():
+        terminal.expect("you> ")
+        terminal.type("run: touch made\n")
+        assert "Time left: 1 min" in terminal.expect("you> ")
+    for place, terminal in terminals.items():
+        told = terminal.expect("you> ")
+        assert "Nobody answered in time" in told and "touch made" in told
+        terminal.type("list the files\n")
+        after = terminal.expect("you> ")
+        assert "The workspace is empty." in after and "Nobody answered" not in after, "told once"
+        code, below = terminal.leave()
+        assert code == 130
+        assert hostile_trees.gone(below, BOUND)
+        assert not list((tmp_path / place).iterdir())
+
+
+@pytest.mark.demo
+@pytest.mark.parametrize("place", ["local", "daemon"])
+def test_stop_ends_the_turn_that_asks_and_the_chat_goes_on(place: str, tmp_path: Path) -> None:
+    """Nothing of it is done, and the next message is a message again."""
+    terminal = Terminal("--workspace", str(tmp_path), "--place", place)
+    terminal.expect("you> ")
+    terminal.type("run: touch made\n")
+    assert "1. Allow once" in terminal.expect("you> ")
+    terminal.type("/stop\n")
+    assert "Stopped." in terminal.expect("you> ")
+    terminal.type("list the files\n")
+    assert "The workspace is empty." in terminal.expect("you> ")
+    code, below = terminal.leave()
+    assert code == 130
+    assert hostile_trees.gone(below, BOUND)
+
+
+@pytest.mark.demo
+@pytest.mark.parametrize("place", ["local", "daemon"])
+def test_leaving_while_it_asks_leaves_no_process(place: str, tmp_path: Path) -> None:
+    """The first Ctrl-C says what the second one does; the waiting agent, its supervisors, worker and daemon are gone then."""
+    terminal = Terminal("--workspace", str(tmp_path), "--place", place)
+    terminal.expect("you> ")
+    terminal.type("run: touch made\n")
+    assert "1. Allow once" in terminal.expect("you> ")
+    assert len(agents(terminal.pid)) == 1
+    below = sdk_worker.descendants(terminal.pid)
+    terminal.type("\x03")
+    assert "and cancels what is asked" in terminal.expect("you> "), "the request stays open until it is left"
+    terminal.type("\x03")
+    assert terminal.wait() == 130
+    assert hostile_trees.gone(below, BOUND)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.demo
@@ -885,17 +945,18 @@ async def test_a_real_agent_asks_the_person_at_the_terminal(
 
         def talk() -> int:
             where = ("--workspace", str(workspace), "--place", place)
-            terminal = Terminal(*where, "--policy", "ask", "--agent", preset, **environment)
+            terminal = Terminal(*where, "--agent", preset, **environment)
             terminal.expect("you> ")
             terminal.type("Write. [[ run touch made ]]\n")
-            assert "touch made" in terminal.expect("Allow it?")
+            asked = terminal.expect("you> ")
+            assert "1. Allow once" in asked and "touch made" in asked, asked
             assert not (workspace / "made").exists()
-            terminal.type("y\n")
+            terminal.type("1\n")
             terminal.expect("done:")
             terminal.expect("you> ")
             terminal.type("Again. [[ run touch denied ]]\n")
-            terminal.expect("Allow it?")
-            terminal.type("n\n")
+            assert "1. Allow once" in terminal.expect("you> ")
+            terminal.type("3\n")
             terminal.expect("you> ")
             terminal.type("\x04")
             return terminal.wait()

@@ -30,6 +30,11 @@ AGENTS = (
     pytest.param("codex", "add made.txt | hi", "allow-edits", marks=pytest.mark.real_codex),
 )
 """The agent, a step of a script that makes a file, and a policy that lets it."""
+ASKING = (
+    pytest.param("claude-code", "I tried", marks=pytest.mark.real_claude),
+    pytest.param("codex", "heard: it is Friday", marks=pytest.mark.real_codex),
+)
+"""The agent, and what its model says after a denial: Claude Code has the reason in the tool's result, Codex as a message."""
 SIGN_INS = (
     pytest.param("claude-code", "claude_program", "claude auth login", marks=pytest.mark.real_claude),
     pytest.param("codex", "codex_program", "codex login", marks=pytest.mark.real_codex),
@@ -46,6 +51,27 @@ def test_an_agent_answers_without_an_account(agent: str, step: str, policy: str,
     done = demo(*options, "--policy", policy, "--say", f"please [[ {step} ;; say I made it ]]")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "I made it" in done.stdout and (tmp_path / "made.txt").read_text() == "hi\n"
+
+
+@pytest.mark.parametrize("place", ["local", "daemon"])
+@pytest.mark.parametrize(("agent", "after"), ASKING)
+def test_an_agent_asks_in_the_chat_and_obeys(agent: str, after: str, place: str, tmp_path: Path) -> None:
+    """Its command waits for the next message, which allows it; the next command is denied, and the agent goes on without it."""
+    options = ("--agent", agent, "--fixture", "--place", place, "--workspace", str(tmp_path))
+    said = (
+        "please [[ run touch made ;; say I made it ]]",
+        "1",
+        "again [[ run touch denied ;; say I tried ]]",
+        "deny because it is Friday",
+    )
+    done = demo(*options, *(part for text in said for part in ("--say", text)))
+    assert done.returncode == 0, done.stdout + done.stderr
+    asked, allowed, again, denied = (part.partition("\n")[2] for part in done.stdout.split("\nyou> ")[1:])
+    assert "1. Allow once" in asked and "touch made" in asked and "I made it" not in asked, done.stdout
+    assert "I made it" in allowed and "1. Allow once" not in allowed, done.stdout
+    assert "1. Allow once" in again and "touch denied" in again, done.stdout
+    assert "Denied." in denied and after in denied, done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
 @pytest.mark.parametrize(("agent", "step", "policy"), AGENTS)

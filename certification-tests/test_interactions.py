@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pkg import action_text, interaction_words, limits, texts
 from pkg.agent_api import Answer, ApprovalRequested, Choice, FileDiff, QuestionAsked, QuestionField
-from pkg.interactions import Again, Decided, OpenRequest, Outcome, Shown, Unclear, answer_like, digest
+from pkg.interactions import Again, Decided, FormSurface, OpenRequest, Outcome, Shown, Unclear, answer_like, digest
 from pkg.text_split import FenceTracker, utf16_units
 
 ONCE, SESSION, REJECT = (
@@ -832,3 +832,255 @@ class TestQuestions:
         request.understand("1")
         assert request.described() == "Port"
         assert opened(question(PORT, message="Which\nport?")).described() == "Which port?"
+
+
+LARK = FormSurface(frozenset({"text", "textarea", "number", "select"}), 1)
+"""What the Lark and DingTalk adapters say (LangBot 4.11.2)."""
+BUTTONS = FormSurface(frozenset({"select"}), 1)
+"""What the Telegram, Discord, WeCom and QQ adapters say (LangBot 4.11.2)."""
+FORMS = FormSurface(frozenset({"text", "textarea", "select", "multiselect", "number", "boolean"}))
+ALL = (DATABASE, TABLES, SURE, PORT, NOTE)
+
+
+def form(*fields: QuestionField, surface: FormSurface = FORMS, **more: Any) -> tuple[OpenRequest, Shown]:
+    """A question that is shown as one form."""
+    request = opened(question(*fields), **more)
+    shown = request.shown("en_US", 5, surface)
+    assert shown.kind == "form"
+    return request, shown
+
+
+def told(outcome: Outcome) -> str:
+    """What a person reads when a form did not count."""
+    assert isinstance(outcome, Unclear)
+    return texts.render(outcome.text_key, "en_US", outcome.params)
+
+
+class TestForms:
+    """A question as one form, where the surface renders all of its fields."""
+
+    def test_a_question_is_one_form_where_all_its_fields_are_rendered(self) -> None:
+        """Our rule: labels, options, what is required, defaults; fields only, as no adapter shows actions beside them."""
+        _, shown = form(DATABASE, TABLES, SURE, dataclasses.replace(PORT, default=5432), NOTE)
+        request = shown.request("i1", 1_800_000_000)
+        assert (request.kind, request.actions) == ("form", [])
+        assert [(each.id, each.label, each.type, each.required) for each in request.fields] == [
+            ("db", "Database", "select", False),
+            ("tables", "Tables", "multiselect", True),
+            ("sure", "Really?", "boolean", False),
+            ("port", "Port", "number", True),
+            ("note", "Note", "text", False),
+        ]
+        assert [(each.value, each.label) for each in request.fields[0].options] == [("pg", "Postgres"), ("lite", "SQLite")]
+        assert request.fields[3].default == 5432
+        assert "Fill in the form" in (request.description or "")
+
+    @pytest.mark.parametrize("language", texts.LANGUAGES)
+    def test_a_form_says_how_to_answer_without_it(self, language: str) -> None:
+        """A foreign press may take a form away: its description is enough to write an answer, and its text is the step."""
+        request = opened(question(*ALL))
+        step = request.shown(language, 5)
+        shown = request.shown(language, 5, FORMS)
+        for part in ("Please choose.", "Where to?", "1. Postgres\n2. SQLite\n3. ", step.title):
+            assert part in shown.description
+        assert shown.text == step.text
+        assert len(shown.request("i", 1).fields) == 5
+
+    def test_everything_sent_counts_at_once(self) -> None:
+        """Our rule: values as the field's type has them, what is empty is left out."""
+        request, _ = form(*ALL)
+        sent = {"db": "lite", "tables": ["c", "a"], "sure": False, "port": 5432, "note": " x "}
+        assert values(request.pressed("", sent)) == {**sent, "note": "x"}
+        assert "already" in told(request.pressed("", sent))
+        request, _ = form(*ALL)
+        assert values(request.pressed("", {"tables": ["a"], "port": "5432", "note": " ", "db": None})) == {
+            "tables": ["a"],
+            "port": 5432,
+        }
+        request, _ = form(DATABASE, NOTE)
+        assert request.pressed("", {}) == Decided(Answer("accept"), "answered"), "all left out"
+
+    @pytest.mark.parametrize(
+        ("sent", "says"),
+        [
+            ({"other": "x"}, "fields that this question does not have: other"),
+            ({"db": "mysql"}, 'no answer to "Database": mysql'),
+            ({"db": "2"}, 'no answer to "Database": 2'),
+            ({"db": ["pg"]}, 'no answer to "Database"'),
+            ({"tables": ["a", "z"]}, 'no answer to "Tables"'),
+            ({"tables": [{"a": 1}]}, 'no answer to "Tables"'),
+            ({"sure": "perhaps"}, 'no answer to "Really?": perhaps'),
+            ({"port": "many"}, "A number is needed here: Port"),
+            ({"port": True}, "A number is needed here: Port"),
+            ({"port": 10**50}, "A number is needed here: Port"),
+            ({"note": {"a": "b"}}, 'no answer to "Note"'),
+            ({"tables": []}, "Not answered yet: Tables"),
+            ({"tables": None, "port": " "}, "Not answered yet: Tables, Port"),
+        ],
+    )
+    def test_a_form_with_anything_wrong_counts_not_at_all_and_stays_open(self, sent: dict[str, Any], says: str) -> None:
+        """Our rule: it says what is wrong; shown again it holds what was right."""
+        request, _ = form(*ALL)
+        right = {"tables": ["b"], "port": 1, "note": "kept"}
+        assert says in told(request.pressed("", {**right, **sent}))
+        again = request.shown("en_US", 5, FORMS)
+        filled = {item.field_id: item.default for item in again.fields}
+        assert all(filled[name] == (None if name in sent else value) for name, value in right.items())
+        assert filled["note"] != sent.get("note", "")
+        assert values(request.pressed("", {**right, "sure": True})) == {**right, "sure": True}
+
+    def test_an_open_form_is_answered_by_writing_too(self) -> None:
+        """Our rule: one after the other; what is left is one form again, and one choice left has its buttons."""
+        request, _ = form(PORT, TABLES, SURE)
+        assert "number is needed" in told(request.understand("many"))
+        assert request.understand("80") == Again()
+        shown = request.shown("en_US", 5, FORMS)
+        assert [item.field_id for item in shown.fields] == ["tables", "sure"]
+        assert request.understand("1,3") == Again()
+        last = request.shown("en_US", 5, FORMS)
+        assert (last.kind, last.fields, len(last.options)) == ("choice", (), 4)
+        assert values(request.pressed(last.options[0].option_id, {})) == {"port": 80, "tables": ["a", "c"], "sure": True}
+
+    def test_what_was_written_stays_when_the_rest_is_sent(self) -> None:
+        """Our rule: both ways fill the same answer."""
+        request, _ = form(PORT, NOTE, TABLES)
+        assert request.understand("80") == Again()
+        request.shown("en_US", 5, FORMS)
+        assert values(request.pressed("", {"note": "n", "tables": ["a"]})) == {"port": 80, "note": "n", "tables": ["a"]}
+
+    @pytest.mark.parametrize("text", ["cancel", "Do not answer", "取消"])
+    def test_no_answer_is_possible_at_a_form(self, text: str) -> None:
+        """Our rule: by word, as a form has no button for it; by its name where a surface ever sends one."""
+        request, shown = form(NOTE, PORT)
+        assert "cancel: Do not answer" in shown.description
+        assert request.understand(text) == Decided(Answer(), "cancelled")
+        request, _ = form(NOTE, PORT)
+        assert request.pressed("cancel", {}) == Decided(Answer(), "cancelled")
+
+    @pytest.mark.parametrize("field", [DATABASE, SURE, dataclasses.replace(DATABASE, custom=True)])
+    @pytest.mark.parametrize("surface", [BUTTONS, LARK, FORMS])
+    def test_one_choice_keeps_its_buttons(self, field: QuestionField, surface: FormSurface) -> None:
+        """Our rule: a press answers it, a form would need two."""
+        shown = opened(question(field)).shown("en_US", 5, surface)
+        assert shown == opened(question(field)).shown("en_US", 5)
+        assert shown.options[2].option_id == "skip"
+
+    @pytest.mark.parametrize(
+        ("surface", "fields"),
+        [
+            (BUTTONS, (DATABASE, SURE)),
+            (BUTTONS, (NOTE,)),
+            (LARK, (DATABASE, NOTE)),
+            (LARK, (TABLES,)),
+            (FormSurface(frozenset({"select", "text"})), (DATABASE, TABLES)),
+            (FormSurface(frozenset({"select"})), (DATABASE, NOTE)),
+            (FormSurface(frozenset({"select"})), (dataclasses.replace(DATABASE, custom=True), SURE)),
+            (dataclasses.replace(FORMS, max_fields=2), (dataclasses.replace(DATABASE, custom=True), SURE)),
+            (dataclasses.replace(FORMS, max_fields=0), (NOTE,)),
+            (FORMS, ()),
+            (FORMS, (dataclasses.replace(DATABASE, options=()), NOTE)),
+            (FORMS, (dataclasses.replace(DATABASE, options=tuple((f"v{n}", "") for n in range(101))), NOTE)),
+            (FORMS, tuple(dataclasses.replace(NOTE, name=f"n{n}") for n in range(51))),
+            (
+                FORMS,
+                tuple(
+                    dataclasses.replace(DATABASE, name=f"n{n}", options=tuple((f"v{m}", "long " * 90) for m in range(99)))
+                    for n in range(9)
+                ),
+            ),
+        ],
+    )
+    def test_elsewhere_the_fields_come_one_after_another(self, surface: FormSurface, fields: tuple[QuestionField, ...]) -> None:
+        """The surface's types and number, the host's bounds (SDK 0.7.18): a form is whole or there is none."""
+        event = question(*fields)
+        assert opened(event).shown("en_US", 5, surface) == opened(event).shown("en_US", 5)
+
+    def test_one_text_or_number_is_a_form_where_the_surface_has_it(self) -> None:
+        """The Lark and DingTalk adapters (LangBot 4.11.2) render one field, and send it back under its id."""
+        request, shown = form(PORT, surface=LARK)
+        assert [(item.field_id, item.type) for item in shown.fields] == [("port", "number")]
+        assert "(1 of 1)" not in shown.description
+        assert values(request.pressed("", {"port": 8080})) == {"port": 8080}
+        request, shown = form(NOTE, surface=LARK)
+        assert request.pressed("", {}) == Decided(Answer("accept"), "answered")
+
+    def test_a_field_is_rendered_as_the_next_best_of_what_there_is(self) -> None:
+        """Our rule: a number can be written as a text, a switch be one of two; the values stay what they are."""
+        request, shown = form(PORT, SURE, surface=FormSurface(frozenset({"select", "textarea"})))
+        assert [item.type for item in shown.fields] == ["textarea", "select"]
+        assert shown.fields[1].options == (("true", "Yes"), ("false", "No"))
+        assert values(request.pressed("", {"port": "2.5", "sure": "false"})) == {"port": 2.5, "sure": False}
+
+    def test_own_words_have_a_text_beside_the_choice(self) -> None:
+        """Our rule: they are instead of one option, or further to several; then neither field alone must be filled in."""
+        fields = (
+            dataclasses.replace(DATABASE, custom=True, required=True),
+            dataclasses.replace(TABLES, custom=True, required=True),
+        )
+        request, shown = form(*fields)
+        names = ["db", "db_own", "tables", "tables_own"]
+        assert [(item.field_id, item.required) for item in shown.fields] == [(name, False) for name in names]
+        assert "Not answered yet: Database, Tables" in told(request.pressed("", {"db_own": " "}))
+        sent = {"db": "pg", "db_own": "MySQL", "tables": ["a"], "tables_own": "nobody"}
+        assert values(request.pressed("", sent)) == {"db": "MySQL", "tables": ["a", "nobody"]}
+        request, _ = form(*fields)
+        assert "no answer" in told(request.pressed("", {"db_own": 7, "tables": ["a"]}))
+
+    @pytest.mark.parametrize(
+        "names",
+        [("", "b"), ("same", "same"), ("x" * 200, "y"), ("a\nb", "c"), ("\ud800", "b"), ("a", "a_own"), ("1_own", "1")],
+    )
+    def test_names_that_the_host_would_not_take_are_numbered(self, names: tuple[str, str]) -> None:
+        """The host (LangBot 4.11.2) takes ids of 1 to 128 characters, each once; the agent gets its own names."""
+        request, shown = form(*(QuestionField(name, "", "text") for name in names))
+        assert [item.id for item in shown.request("i", 1).fields] == ["1", "2"]
+        assert all(item.label for item in shown.fields)
+        assert values(request.pressed("", {"1": "one", "2": "two"})) == {names[0]: "one", names[1]: "two"}
+
+    @pytest.mark.parametrize(
+        "options", [(("s", "A"), ("s", "B")), (("x" * 600, "A"), ("y", "B")), (("\x1b[m", "A"), ("y", "B"))]
+    )
+    def test_option_values_that_the_host_would_not_take_are_numbered(self, options: tuple[tuple[str, str], ...]) -> None:
+        """The host (LangBot 4.11.2) takes values of 1 to 512 characters, each once in a field; the agent gets its own."""
+        request, shown = form(QuestionField("f", "F", "select", options=options, default=options[1][0]), NOTE)
+        assert [option.value for option in shown.request("i", 1).fields[0].options] == ["1", "2"]
+        assert shown.fields[0].default in ("1", "2")
+        assert values(request.pressed("", {"f": "2"})) == {"f": options[1][0]}
+
+    @pytest.mark.parametrize(
+        ("field", "default"),
+        [
+            (dataclasses.replace(DATABASE, default="lite"), "lite"),
+            (dataclasses.replace(DATABASE, default="none of them"), None),
+            (dataclasses.replace(TABLES, default=["c", "z"]), ["c"]),
+            (dataclasses.replace(SURE, default=False), False),
+            (dataclasses.replace(PORT, default="many"), None),
+            (dataclasses.replace(NOTE, default="a note"), "a note"),
+            (dataclasses.replace(NOTE, default={"a": 1}), None),
+        ],
+    )
+    def test_a_form_is_filled_in_with_the_defaults(self, field: QuestionField, default: Any) -> None:
+        """Our rule: with those that are answers to their field."""
+        _, shown = form(field, NOTE if field.name != "note" else PORT)
+        assert shown.fields[0].default == default
+
+    @pytest.mark.parametrize("limit", [None, 500, limits.DISCORD_TEXT_UNITS, limits.TELEGRAM_TEXT_UNITS])
+    def test_a_form_fits_its_surface_or_there_is_none(self, limit: int | None) -> None:
+        """Our rule: the texts give way first; where even they leave no room the fields come one after another."""
+        long = dataclasses.replace(DATABASE, label="L" * 900, description="d " * 9_000)
+        request = opened(question(long, dataclasses.replace(long, name="again"), message="m " * 9_000), limit)
+        shown = request.shown("en_US", 5, FORMS)
+        assert shown.kind == ("choice" if limit == 500 else "form")
+        assert all(len(item.label) <= limits.INTERACTION_FIELD_CHARS for item in shown.request("i", 1).fields)
+        if limit is not None:
+            assert utf16_units(f"{shown.title}\n\n{shown.description}") <= limit
+        if shown.kind == "form":
+            assert values(request.pressed("", {"db": "lite", "again": "pg"})) == {"db": "lite", "again": "pg"}
+        else:
+            assert request.pressed(shown.options[0].option_id, {}) == Again()
+
+    def test_a_step_shown_after_a_form_takes_presses_again(self) -> None:
+        """Our rule: a submission means what was shown last."""
+        request, _ = form(SURE, NOTE)
+        step = request.shown("en_US", 5)
+        assert request.pressed(step.options[0].option_id, {}) == Again()

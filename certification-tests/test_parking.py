@@ -15,11 +15,14 @@ from pkg.agent_api import (
     Answer,
     ApprovalRequested,
     Choice,
+    Notice,
     Prompt,
     QuestionAsked,
     QuestionField,
     SessionCapabilities,
     TextDelta,
+    ToolFinished,
+    ToolStarted,
 )
 from pkg.parking import ParkedTurn
 from testkit.host_actions import message
@@ -132,6 +135,25 @@ async def test_a_request_ends_its_run_and_the_typed_answer_continues_the_same_tu
         assert "answered yes" in second.text
         assert [len(each.prompts) for each in h.driver.sessions] == [1]
         assert not parked()
+
+
+@pytest.mark.asyncio
+async def test_a_tool_call_that_begins_before_the_request_ends_in_the_ledger_of_the_answer(tmp_path: Path) -> None:
+    """Our rule: a recorded start always gets its end, in whichever run of the turn that is."""
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        session.emit(ToolStarted("t1", "make install"))
+        await session.ask(wish())
+        session.emit(ToolFinished("t1", "completed", output="installed"))
+        return None
+
+    async with harness(tmp_path, ScriptedDriver(script)) as h:
+        first = await h.run("go", run_id="r1")
+        assert [each.type for each in first.results if each.type.startswith("tool.")] == ["tool.call.started"]
+        second = await h.run("1", run_id="r2")
+        (ended,) = [each.data for each in second.results if each.type.startswith("tool.")]
+        assert (ended["tool_call_id"], ended["tool_name"], ended["error"]) == ("t1", "make install", None)
+        assert ended["result"]["output"] == "installed"
 
 
 @pytest.mark.asyncio
@@ -256,6 +278,90 @@ async def test_a_question_is_answered_in_the_chat(tmp_path: Path) -> None:
         assert "[{'color': 'g', 'name': '1'}]" in done.text
 
 
+FIELDS = (
+    QuestionField("color", "Color", "select", required=True, options=(("r", "Red"), ("g", "Green"))),
+    QuestionField("size", "Size", "number", required=True),
+    QuestionField("name", "Name", "text"),
+)
+FORMS = {**BUTTONS, "field_types": ["text", "number", "select"], "max_fields": None}
+
+
+async def send(h: Harness, shown: dict[str, Any], values: dict[str, Any], **more: Any) -> Outcome:
+    """Send a form that was shown."""
+    sent = {"interaction_id": shown["interaction_id"], "action_id": None, "values": values}
+    return await h.run(
+        "submitted",
+        event="interaction.submitted",
+        input={"text": "submitted", "interaction": sent},
+        run_id=f"send-{shown['interaction_id']}",
+        **more,
+    )
+
+
+@pytest.mark.asyncio
+async def test_a_question_is_one_form_where_the_surface_has_forms(tmp_path: Path) -> None:
+    """Our rule: what is wrong is told and the form shown again, as the host takes one submission; then the turn goes on."""
+    forms = delivery(interactions=FORMS)
+    async with harness(tmp_path, asking(QuestionAsked("q", "Which one?", FIELDS))) as h:
+        shown = requested(await h.run("go", run_id="r1", delivery=forms))
+        assert (shown["kind"], shown["actions"]) == ("form", [])
+        assert [field["id"] for field in shown["fields"]] == ["color", "size", "name"]
+        wrong = await send(h, shown, {"color": "g", "size": "big"}, delivery=forms)
+        assert "A number is needed here: Size" in wrong.text
+        again = requested(wrong)
+        assert again["interaction_id"] != shown["interaction_id"]
+        assert [field["default"] for field in again["fields"]] == ["g", None, None]
+        assert "no longer open" in (await send(h, shown, {"color": "g", "size": 3}, delivery=forms)).text
+        assert not h.driver.sessions[0].answers
+        done = await send(h, again, {"color": "g", "size": 3}, delivery=forms)
+        assert "[{'color': 'g', 'size': 3}]" in done.text
+        assert [len(each.prompts) for each in h.driver.sessions] == [1]
+
+
+@pytest.mark.asyncio
+async def test_an_open_form_is_answered_by_writing_and_by_what_is_left_of_it(tmp_path: Path) -> None:
+    """Our rule: numbers and words field by field; the form that was shown before answers nothing any more."""
+    forms = delivery(interactions=FORMS)
+    async with harness(tmp_path, asking(QuestionAsked("q", "Which one?", FIELDS))) as h:
+        shown = requested(await h.run("go", run_id="r1", delivery=forms))
+        rest = requested(await h.run("2", run_id="r2", delivery=forms))
+        assert [field["id"] for field in rest["fields"]] == ["size", "name"]
+        assert "no longer open" in (await send(h, shown, {"color": "r", "size": 1}, delivery=forms)).text
+        done = await send(h, rest, {"size": 3, "name": "x"}, delivery=forms)
+        assert "[{'color': 'g', 'size': 3, 'name': 'x'}]" in done.text
+
+
+@pytest.mark.asyncio
+async def test_another_member_s_form_changes_nothing(tmp_path: Path) -> None:
+    """Our rule: only the requester answers, with values as with buttons."""
+    forms = delivery(interactions=FORMS)
+    async with harness(tmp_path, asking(QuestionAsked("q", "Which one?", FIELDS))) as h:
+        shown = requested(await h.run("go", run_id="r1", delivery=forms, conversation="group_1"))
+        refused = await send(h, shown, {"color": "g", "size": 3}, actor="8", delivery=forms, conversation="group_1")
+        assert "Only the person who asked" in refused.text
+        assert parked()[0].interaction_id == shown["interaction_id"]
+        assert not h.driver.sessions[0].answers
+
+
+@pytest.mark.asyncio
+async def test_steps_answered_before_the_run_has_ended_are_requests_of_their_own(tmp_path: Path) -> None:
+    """The host takes an id once in a run (LangBot 4.11.2), and the last one shown is the one that answers."""
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        session.driver.host.steering.append(message("2"))  # type: ignore[attr-defined]
+        answer = await session.ask(QuestionAsked("q", "Which one?", (FIELDS[0], QuestionField("sure", "Sure?", "boolean"))))
+        session.emit(TextDelta(f"[{dict(answer.values)}]"))
+        return None
+
+    async with harness(tmp_path, ScriptedDriver(script, steerable=True)) as h:
+        h.driver.host = h.host  # type: ignore[attr-defined]
+        done = await h.run("go", run_id="r1", delivery=delivery())
+        first, second = [each.data["payload"] for each in done.results if each.type == "action.requested"]
+        assert first["interaction_id"] != second["interaction_id"]
+        assert "no longer open" in (await press(h, first, 1, delivery=delivery())).text
+        assert "[{'color': 'g', 'sure': True}]" in (await press(h, second, 1, delivery=delivery())).text
+
+
 @pytest.mark.asyncio
 async def test_an_answer_typed_before_the_run_has_ended_counts(tmp_path: Path) -> None:
     """Host rule: a message during a run comes as steering; it is the answer then, and the same run goes on."""
@@ -307,13 +413,48 @@ async def test_in_one_message_the_request_is_at_its_end(tmp_path: Path) -> None:
         assert "answered yes" in (await h.run("1", run_id="r2")).text
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize("buttons", [True, False])
+async def test_two_answers_at_once_are_one(tmp_path: Path, buttons: bool) -> None:
+    """Our rule: the second finds nothing, also not what the host's state still says of the request."""
+    more: dict[str, Any] = {"delivery": delivery()} if buttons else {}
+    async with harness(tmp_path, ScriptedDriver(asks)) as h:
+        first = await h.run("go", run_id="r1", **more)
+        both = (
+            [press(h, requested(first), number, **more) for number in (1, 2)]
+            if buttons
+            else [h.run("1", run_id=name) for name in ("r2", "r3")]
+        )
+        texts = sorted([done.text for done in await asyncio.gather(*both)], key=lambda text: "answered yes" in text)
+        assert "no longer open" in texts[0]
+        assert "answered yes" in texts[1]
+        assert [len(each.prompts) for each in h.driver.sessions] == [1]
+
+
+@pytest.mark.asyncio
+async def test_a_press_while_the_run_still_ends_is_the_answer(tmp_path: Path) -> None:
+    """Host rule: a press is a run of its own at any moment; whoever is that quick continues the same turn, too."""
+    async with harness(tmp_path, ScriptedDriver(asks)) as h:
+        stream = h.runner.invoke(h.context("go", run_id="r1", delivery=delivery()))
+        results = []
+        async for result in stream:
+            results.append(result)
+            if result.type == "action.requested":
+                break
+        pressing = asyncio.ensure_future(press(h, requested(Outcome(results)), 1, delivery=delivery()))
+        results += [result async for result in stream]
+        assert Outcome(results).reason == "stop"
+        assert "answered yes" in (await pressing).text
+        assert [len(each.prompts) for each in h.driver.sessions] == [1]
+
+
 # ------------------------------------------------------------------ who may answer
 
 
 @pytest.mark.asyncio
 async def test_another_member_changes_nothing(tmp_path: Path) -> None:
     """Our rule: a member's "1" is a message of their own, a press of theirs is refused."""
-    group = {"conversation": "group_1"}
+    group: dict[str, Any] = {"conversation": "group_1"}
     async with harness(tmp_path, ScriptedDriver(asks)) as h:
         shown = requested(await h.run("go", run_id="r1", delivery=delivery(), **group))
         await h.run("1", run_id="r2", actor="8", **group)
@@ -405,6 +546,11 @@ async def test_stop_cancels_a_parked_turn(tmp_path: Path) -> None:
         await h.run("/stop", run_id="r3", conversation="group_1")
         await until(lambda: h.driver.sessions[0].interrupts)
         assert not parked()
+        session = h.driver.sessions[0]
+        h.driver.script = lambda session, prompt: _say(session, f"heard {prompt.text}")
+        late = await h.run("1", run_id="r4", conversation="group_1")
+        assert late.text.endswith("heard 1")
+        assert not session.answers
 
 
 @pytest.mark.asyncio
@@ -486,6 +632,35 @@ async def test_a_turn_that_ends_without_its_answer_is_delivered(tmp_path: Path) 
         await until(lambda: not parked()[0].held.turn_open)
         done = await h.run("1", run_id="r2")
         assert "I found another way." in done.text
+        assert "no longer waits" in done.text
+        assert not h.driver.sessions[0].interrupts
+        assert not h.driver.sessions[0].answers
+
+
+@pytest.mark.asyncio
+async def test_a_request_that_the_agent_takes_back_lets_the_next_message_in(tmp_path: Path) -> None:
+    """Our rule: the turn that works on unheard is heard again by the next message, which has its own turn behind it."""
+    back, go_on = asyncio.Event(), asyncio.Event()
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        if len(session.prompts) > 1:
+            return await _say(session, f"then {prompt.text}")
+        session.emit(wish())
+        await back.wait()
+        session.emit(Notice("agent.request_withdrawn", "a1"))
+        await go_on.wait()
+        session.emit(TextDelta("Done without it."))
+        return None
+
+    async with harness(tmp_path, ScriptedDriver(script)) as h:
+        await h.run("go", run_id="r1")
+        back.set()
+        await until(lambda: parked()[0].withdrawn)
+        run = h.start("what now?", run_id="r2")
+        await until(lambda: not parked())
+        go_on.set()
+        done = await run
+        assert done.text.index("Done without it.") < done.text.index("then what now?")
         assert not h.driver.sessions[0].interrupts
 
 
@@ -628,3 +803,42 @@ async def test_after_a_restart_a_typed_denial_is_passed_on(tmp_path: Path) -> No
         assert "it is late" in done.text
         other = await again.run("1", run_id="r3")
         assert "heard: 1" in other.text
+
+
+@pytest.mark.asyncio
+async def test_after_a_restart_a_sent_form_is_the_next_message(tmp_path: Path) -> None:
+    """Our rule: its values by their names; a press that only the lost process could read is over."""
+    forms = delivery(interactions=FORMS)
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        session.emit(TextDelta(f"heard: {prompt.text}"))
+        return None
+
+    async with harness(tmp_path, asking(QuestionAsked("q", "Which one?", FIELDS))) as h:
+        shown = requested(await h.run("go", run_id="r1", delivery=forms))
+    async with harness(tmp_path, ScriptedDriver(script)) as again:
+        again.host.state = h.host.state
+        over = await press(again, {**shown, "actions": [{"id": "field_1_1"}]}, 1, delivery=forms)
+        assert "no longer open" in over.text
+        done = await send(again, shown, {"color": "g", "size": 3}, delivery=forms)
+        assert "heard: color: g\nsize: 3" in done.text
+
+
+@pytest.mark.asyncio
+async def test_a_run_that_waits_for_a_turn_that_asks_gives_way(tmp_path: Path) -> None:
+    """Our rule: it can't be served before the answer, so it says so instead of waiting until its time is over."""
+    go = asyncio.Event()
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        await go.wait()
+        return await asks(session, prompt)
+
+    async with harness(tmp_path, ScriptedDriver(script)) as h:
+        first = h.start("go", run_id="r1")
+        await until(lambda: h.driver.sessions and h.driver.sessions[0].prompts)
+        second = h.start("me too", run_id="r2")
+        await until(lambda: len(installations.installation(None).runs) == 2)
+        go.set()
+        assert (await first).reason == "stop"
+        assert "Answer it first" in (await second).text
+        assert "answered yes" in (await h.run("1", run_id="r3")).text

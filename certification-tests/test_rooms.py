@@ -22,6 +22,8 @@ PLACELESS = (
     "pkg.daemon_program",
     "pkg.daemon_relay",
     "pkg.approval_policy",
+    "pkg.approval_rules",
+    "pkg.decision_log",
     "pkg.launch",
     "pkg.launch_ssh",
     "pkg.mcp_stdio_shim",

@@ -97,6 +97,22 @@ class TestLooselyTypedConfigurations:
         """A switch of an older configuration is understood beside the three words."""
         assert parse(AcpSettings, {"show-progress": value}).show_progress == expected
 
+    def test_approval_rules_are_lines_or_a_list_of_lines(self) -> None:
+        """The first wrong one is named by its number, and nothing of it is repeated."""
+        rules = parse(AcpSettings, {"approval-rules": "deny edit(a)\n\nallow execute(ls *)"}).approval_rules
+        assert [str(rule) for rule in rules] == ["rule 1: deny edit(a)", "rule 3: allow execute(ls *)"]
+        assert parse(AcpSettings, {"approval-rules": ["deny edit(a)", "", "allow execute(ls *)"]}).approval_rules == rules
+        assert parse(AcpSettings, {"approval-rules": None}).approval_rules == ()
+        error = refused({"approval-rules": f"deny edit(a)\nallow {CANARY}"})
+        assert (error.params["line"], error.params["field"]) == ("2", "approval-rules")
+        assert CANARY not in str(error)
+
+    def test_people_and_times_of_approvals(self) -> None:
+        """Approvers as other lists of people; seconds with a default."""
+        settings = parse(AcpSettings, {"approvers": "7, 8", "approval-timeout": "60"})
+        assert (settings.approvers, settings.approval_timeout) == (("7", "8"), 60)
+        assert parse(AcpSettings, {}).approval_timeout == 600
+
     def test_one_number_is_a_list_of_one(self) -> None:
         """An id that was stored as a bare number is still that id."""
         assert parse(AcpSettings, {"allowed-actors": 7}).allowed_actors == ("7",)
@@ -133,6 +149,14 @@ class TestOneErrorPerBadField:
             ("streaming", "maybe", "not_a_switch"),
             ("streaming", 2, "not_a_switch"),
             ("approval-policy", "yolo", "not_an_option"),
+            ("approval-rules", "allow read\npermit edit", "rule_shape"),
+            ("approval-rules", "allow execute(ls; rm x)", "rule_command"),
+            ("approval-rules", {"allow": "read"}, "not_text"),
+            ("approval-rules", "allow read\x00", "control_characters"),
+            ("approvers", list(range(1001)), "too_many"),
+            ("approval-timeout", 29, "out_of_range"),
+            ("approval-timeout", 86_401, "out_of_range"),
+            ("approval-timeout", 60.5, "not_a_whole_number"),
             ("language", "tlh", "not_an_option"),
             ("allowed-actors", {"id": {"deep": 1}}, "not_text"),
             ("allowed-actors", [True], "not_text"),

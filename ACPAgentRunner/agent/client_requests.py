@@ -159,6 +159,9 @@ class ClientRequests:
         self._emit(request)
         try:
             answer = await _unless(cancelled, waiting.answer)
+        except RequestError:
+            self._emit(Notice("agent.request_withdrawn", request.request_id))
+            raise
         finally:
             self._waiting.pop(request.request_id, None)
         # A turn may end between an answer and the moment its waiter goes on.
@@ -231,6 +234,7 @@ class ClientRequests:
                 (_ALLOW, _REJECT),
                 paths=(path,),
                 diffs=(diff,),
+                cwd=self._files.directory(""),
                 complete=not diff.truncated,
             )
             await self._allowed(request, cancelled)

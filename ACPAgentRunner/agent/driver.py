@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Awaitable, Callable
 
 from agent.opening import OUR_POLICIES, RecentlyOpened
-from agent.presets import ASKING_ENVIRONMENT, NPM_ENVIRONMENT
+from agent.presets import NPM_ENVIRONMENT, asking_environment
 from agent.session import AcpSession
 from pkg import runtime_support
 from pkg.agent_api import SessionSpec
@@ -47,8 +47,10 @@ class AcpDriver:
     async def _open(self, spec: SessionSpec, launcher: Launcher) -> AcpSession:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + spec.startup_timeout
-        asking = ASKING_ENVIRONMENT if spec.policy in OUR_POLICIES else {}
-        command = Command(spec.command, spec.cwd, {**NPM_ENVIRONMENT, **asking, **spec.env})
+        env = {**NPM_ENVIRONMENT, **spec.env}
+        if spec.policy in OUR_POLICIES:
+            env = asking_environment(spec.cwd, env)
+        command = Command(spec.command, spec.cwd, env)
         try:
             async with asyncio.timeout_at(deadline):
                 process = await launcher.start(command)

@@ -2,7 +2,8 @@
 
 The rules: a sign-in happens only with keys that the session's own environment holds, once; a fresh session replaces a lost one
 only when the loss is proven; the mode in which the agent asks before it acts is set explicitly, last, and a mode that cannot
-be set fails the opening.
+be set fails the opening; what an agent would do unasked in any mode is turned off as far as the agent lets its client
+(:data:`agent.presets.ASKING_META`).
 """
 
 from __future__ import annotations
@@ -238,6 +239,8 @@ class Opening:
         """A request with the session's MCP servers; once again without any when the agent rejects them."""
         capabilities = self._capabilities.get("mcpCapabilities")
         servers, skipped = wire.mcp_server_params(self._spec.mcp_servers, capabilities, shim_for(self._launcher.local))
+        if self._spec.policy in OUR_POLICIES and (meta := presets.ASKING_META.get(self.opened.agent_name)):
+            params = params | {"_meta": meta}
         try:
             result = await self._call(method, params | {"mcpServers": servers})
         except RequestError as exc:

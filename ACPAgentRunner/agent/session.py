@@ -11,7 +11,8 @@ Guarantees, beyond those of :class:`pkg.agent_api.AgentSession`:
 - a turn's terminals are gone before its end is told;
 - reading the agent's output pauses while the event buffer is full, except while cancelling or closing.
 
-A person's words that go with an answer (``Answer.message``) have no place in this protocol and are not sent.
+A person's words that go with an answer (``Answer.message``) have no place in this protocol and are not sent
+(``denial_reason`` is false).
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class AcpSession:
         self._redact = redact
         self._events = EventBuffer()
         self._before_start: list[AgentEvent] | None = []
-        self._translator = Translator()
+        self._translator = Translator(spec.cwd)
         self._files = WorkspaceFiles(spec.cwd) if launcher.local else None
         self._terminals = Terminals(launcher, spec.env) if launcher.local else None
         if self._terminals is not None:

@@ -18,6 +18,7 @@ Guarantees:
 from __future__ import annotations
 
 import hashlib
+import posixpath
 import re
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -55,6 +56,8 @@ class _Tool:
     kind: ToolKind = "other"
     raw_input: Json = None
     raw_output: Json = None
+    without_input: bool = False
+    """Whether the agent has said that the call has no input, which is not the same as having said nothing."""
     content: list[Any] = field(default_factory=list)
     locations: list[Any] = field(default_factory=list)
     announced: bool = False
@@ -74,7 +77,9 @@ class TurnOutcome:
 class Translator:
     """The state of one session's update stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: str = "") -> None:
+        """``directory`` is where the session works."""
+        self._directory = directory
         self.session_id = ""
         """Set when known; updates of other sessions are ignored, earlier ones wait."""
         self.in_turn = False
@@ -335,11 +340,15 @@ class Translator:
         tool = self._tools.get(tool_id) if tool_id else _Tool("")
         if tool is None or tool.finished:
             tool = self._new_tool(tool_id)
+        told = wire.as_dict(tool.raw_input)
         _merge(tool, call)
+        if tool.kind == "execute" and isinstance(tool.raw_input, dict):
+            # OpenCode (1.18) repeats the command alone, and not where it told that it runs.
+            tool.raw_input = {**told, **tool.raw_input}
         if tool_id:
             self._weigh(tool)
             events += [*self._shed(tool), *self._announce(tool)]
-        request = _approval(request_id, tool, item.get("options"))
+        request = _approval(request_id, tool, item.get("options"), self._directory)
         # The rest of the content is what the person is told when asked (Codex, Gemini), never what the tool says.
         tool.content = [part for part in tool.content if wire.as_dict(part).get("type") == "diff"]
         return events, request
@@ -358,6 +367,7 @@ def _merge(tool: _Tool, update: dict[str, Any]) -> None:
         tool.kind = wire.tool_kind(update["kind"])
     if update.get("rawInput") not in (None, {}, ""):
         tool.raw_input = update["rawInput"]
+    tool.without_input = update.get("rawInput") == {} and not tool.raw_input
     if update.get("rawOutput") not in (None, {}, ""):
         tool.raw_output = update["rawOutput"]
     if isinstance(update.get("content"), list):
@@ -366,12 +376,15 @@ def _merge(tool: _Tool, update: dict[str, Any]) -> None:
         tool.locations = update["locations"]
 
 
-def _approval(request_id: str, tool: _Tool, options: Json) -> ApprovalRequested:
+def _approval(request_id: str, tool: _Tool, options: Json, directory: str) -> ApprovalRequested:
     diffs, cut = wire.diffs_of(tool.content)
     paths = tuple(dict.fromkeys((*wire.paths_of(tool.locations, tool.raw_input), *(diff.path for diff in diffs if diff.path))))
     command, whole = _action(tool, diffs, paths)
     reason, _ = wire.output_of(tool.content, None, lambda terminal_id: "")
     title = tool.title or command or tool.kind
+    named, certain = wire.cwd_of(tool.raw_input) if tool.kind == "execute" else "", True
+    if tool.kind == "execute" and not tool.raw_input:
+        named, certain = wire.directory_told(reason)
     return ApprovalRequested(
         request_id,
         wire.bounded(title, limits.ACP_COMMAND_CHARS)[0],
@@ -382,8 +395,8 @@ def _approval(request_id: str, tool: _Tool, options: Json) -> ApprovalRequested:
         paths=paths,
         diffs=diffs,
         reason="" if reason == command else reason,
-        cwd=wire.cwd_of(tool.raw_input),
-        complete=whole and not cut,
+        cwd=posixpath.join(directory, named) if named else directory,
+        complete=whole and certain and not cut,
     )
 
 
@@ -399,6 +412,8 @@ def _action(tool: _Tool, diffs: tuple[FileDiff, ...], paths: tuple[str, ...]) ->
             return command, False
     if command:
         return wire.bounded(command, limits.ACP_COMMAND_CHARS)[0], len(command) <= limits.ACP_COMMAND_CHARS
+    if tool.kind == "mode" and (plan := wire.as_str(wire.as_dict(tool.raw_input).get("plan"))):
+        return wire.bounded(plan, limits.ACP_COMMAND_CHARS)[0], len(plan) <= limits.ACP_COMMAND_CHARS
     if diffs:
         return "", True
     if tool.kind in ("read", "search", "think", "mode"):
@@ -406,4 +421,4 @@ def _action(tool: _Tool, diffs: tuple[FileDiff, ...], paths: tuple[str, ...]) ->
     if tool.raw_input:
         text, cut = wire.compact(tool.raw_input, limits.ACP_COMMAND_CHARS)
         return text, not cut
-    return "", False
+    return "", tool.without_input and tool.kind == "other" and bool(tool.title)

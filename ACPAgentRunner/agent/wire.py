@@ -7,13 +7,13 @@ Agents of this protocol differ in almost every optional field (measured with Cla
 from __future__ import annotations
 
 import re
-import shlex
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, get_args
 
 from acp import PROTOCOL_VERSION, schema
 
+from agent.grants import inner_command
 from pkg import limits
 from pkg.agent_api import (
     Answer,
@@ -64,6 +64,9 @@ _PATH_KEY: Final = re.compile(r"(?:path|file|dir|directory|directories|folder|ur
 """Keys of an input that name files (file_path, filePath, absolute_path, dir_path, notebook_path, paths, ...)."""
 _PATTERN_KEY: Final = re.compile(r"(?:pattern|glob|include)s?$", re.IGNORECASE)
 _LEADS_OUT: Final = re.compile(r"^[/~]|(?:^|/)\.\.(?:/|$)")
+_TOLD_DIRECTORY: Final = re.compile(
+    r"\[(?:in|current working directory) ([^][\n]+)\](?: \[background\])?(?: \([^][]*\))?", re.DOTALL
+)
 _PATH_CHARS: Final = 4096
 _COMMAND_KEYS: Final = ("command", "cmd")
 
@@ -211,7 +214,7 @@ def command_of(raw_input: Json) -> str:
         if isinstance(value, str) and value.strip():
             return as_str(value)
         if isinstance(value, list) and value and all(isinstance(part, str) for part in value):
-            return unicode_safe(shlex.join(value))
+            return unicode_safe(inner_command(value[0], value[1:]))
     return ""
 
 
@@ -219,6 +222,17 @@ def cwd_of(raw_input: Json) -> str:
     """The working directory named inside a tool call's input."""
     item = as_dict(raw_input)
     return as_str(item.get("cwd")) or as_str(item.get("workdir")) or as_str(item.get("directory"))
+
+
+def directory_told(text: str) -> tuple[str, bool]:
+    """The working directory that a command's description names (Gemini CLI 0.61 tells it nowhere else), and whether it is sure.
+
+    A name with brackets of its own could be read in two ways, so it is not.
+    """
+    if not text.startswith(("[in ", "[current working directory ")):
+        return "", True
+    found = _TOLD_DIRECTORY.fullmatch(text)
+    return (found[1], True) if found else ("", False)
 
 
 def paths_of(locations: Json, raw_input: Json) -> tuple[str, ...]:

@@ -11,33 +11,33 @@ one when it ends:
 - ``unproven``: it has ended, and processes may be left;
 - ``recovered``: its end was not seen or not proven (a crash), and now it is proven that nothing of it is left.
 
-Guarantees: no prompt, answer, environment or secret is ever in it; names that a hub chose are bounded, and a line stays one
-line whatever they hold; the file is 0600 and begun anew at ``DAEMON_AUDIT_BYTES``, with ``DAEMON_AUDIT_FILES`` older ones kept;
-several daemons may share it; a line that cannot be written is an error in the log and stops nothing.
+What the hub answered when the agent asked for permission has a line, too: ``answered``, or ``too_late`` when it was not open
+any more, with ``request`` (the agent's name for it), ``kind``, ``action`` (cut), ``digest`` (of the whole action) and
+``choice``: its kind (``allow_once``, ``reject_once``, …), ``answered`` for a question, or ``cancelled``.
+
+Guarantees: no prompt, answer in words, environment or known secret is ever in it; names that a hub chose are bounded, and a
+line stays one line whatever they hold; the file is as :mod:`pkg.json_lines` keeps it, and several daemons may share it; a line
+that cannot be written is an error in the log and stops nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
-import errno
-import fcntl
-import json
 import logging
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from pkg import limits
-from pkg.agent_api import Json
+from pkg.agent_api import Answer, ApprovalRequested, Json, QuestionAsked
+from pkg.decision_log import Action
 from pkg.errors import CodingError, ProcessCleanupUnconfirmed, Refused
+from pkg.json_lines import JsonLines, now
 
 log = logging.getLogger(__name__)
 
 FILE: Final = "audit.jsonl"
-_LOCK: Final = "audit.lock"
 _FIELDS: Final = ("actor", "agent", "workspace", "policy")
 
 
@@ -47,6 +47,7 @@ class Audit:
     def __init__(self, directory: Path) -> None:
         """``directory`` is the daemon's state directory; it is made (0700) with the first line."""
         self.file = directory / FILE
+        self._lines = JsonLines(self.file)
 
     @contextlib.contextmanager
     def job(self, hub: str, job_id: str, payload: Json) -> Iterator[JobRecord]:
@@ -71,56 +72,25 @@ class Audit:
             raise
         record.write("completed")
 
-    def write(self, hub: str, job_id: str, outcome: str, code: str = "", about: Mapping[str, str] | None = None) -> None:
-        """One line; ``about`` holds what is known of ``actor``, ``agent``, ``workspace`` and ``policy``."""
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        line = {"time": now, "hub": hub, "job": job_id[: limits.DAEMON_AUDIT_CHARS]}
+    def write(
+        self,
+        hub: str,
+        job_id: str,
+        outcome: str,
+        code: str = "",
+        about: Mapping[str, str] | None = None,
+        more: Mapping[str, str] | None = None,
+    ) -> None:
+        """One line; ``about`` holds what is known of ``actor``, ``agent``, ``workspace`` and ``policy``, ``more`` what only
+        this line has."""
+        line = {"time": now(), "hub": hub, "job": job_id[: limits.DAEMON_AUDIT_CHARS]}
         line |= {name: (about or {}).get(name, "")[: limits.DAEMON_AUDIT_CHARS] for name in _FIELDS}
         line |= {"outcome": outcome, "code": code}
+        line |= {name: value[: limits.DAEMON_AUDIT_CHARS] for name, value in (more or {}).items()}
         try:
-            self._append(json.dumps(line).encode("ascii") + b"\n")
+            self._lines.append(line, most=limits.DAEMON_AUDIT_BYTES, kept=limits.DAEMON_AUDIT_FILES)
         except OSError as exc:
             log.error("the audit line of job %s (%s) could not be written: %s", job_id, outcome, exc.strerror)
-
-    def _append(self, line: bytes) -> None:
-        self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            if self.file.stat().st_size + len(line) > limits.DAEMON_AUDIT_BYTES:
-                self._set_aside()
-        descriptor = _opened(self.file, os.O_APPEND)
-        try:
-            size = os.fstat(descriptor).st_size
-            if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                line = b"\n" + line  # what a full disk cut off stays a line of its own
-            if os.write(descriptor, line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        finally:
-            os.close(descriptor)
-
-    def _set_aside(self) -> None:
-        """Begin a new file, unless another daemon that shares it does so just now."""
-        lock = _opened(self.file.with_name(_LOCK))
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if self.file.stat().st_size > limits.DAEMON_AUDIT_BYTES // 2:
-                for number in range(limits.DAEMON_AUDIT_FILES - 1, 0, -1):
-                    with contextlib.suppress(FileNotFoundError):
-                        self._old(number).replace(self._old(number + 1))
-                self.file.replace(self._old(1))
-        except (BlockingIOError, FileNotFoundError):
-            return  # a line more in the full file does no harm
-        finally:
-            os.close(lock)
-
-    def _old(self, number: int) -> Path:
-        return self.file.with_name(f"{FILE}.{number}")
-
-
-def _opened(file: Path, flags: int = 0) -> int:
-    """The file, made if need be, of this account alone."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
-    os.fchmod(descriptor, 0o600)
-    return descriptor
 
 
 class JobRecord:
@@ -140,9 +110,23 @@ class JobRecord:
         self._about |= {"agent": agent, "workspace": workspace}
         self.write("started")
 
+    def answered(self, request: ApprovalRequested | QuestionAsked, answer: Answer, *, in_time: bool) -> None:
+        """The hub answered what the agent asked; ``in_time`` when it was still open."""
+        action = Action.of(request)
+        more = {"request": request.request_id, "kind": action.kind, "action": action.described, "digest": action.digest}
+        more["choice"] = _chosen(request, answer)
+        self._audit.write(self._hub, self._job_id, "answered" if in_time else "too_late", "", self._about, more)
+
     def write(self, outcome: str, code: str = "") -> None:
         """One line of this job."""
         self._audit.write(self._hub, self._job_id, outcome, code, self._about)
+
+
+def _chosen(request: ApprovalRequested | QuestionAsked, answer: Answer) -> str:
+    if isinstance(request, QuestionAsked):
+        return "answered" if answer.values else "cancelled"
+    kinds = {choice.choice_id: choice.kind for choice in request.choices}
+    return kinds.get(answer.choice_id, "unknown" if answer.choice_id else "cancelled")
 
 
 def _described(payload: Json) -> dict[str, str]:

@@ -122,9 +122,14 @@ class SessionTools:
                 self._surface.run = None
             await run.end()
 
-    def park(self) -> None:
-        """Until the next run is attached let calls wait for it, ``limits.PARKED_TOOL_WAIT`` seconds at most."""
+    async def park(self) -> None:
+        """Until the next run is attached let calls wait for it, ``limits.PARKED_TOOL_WAIT`` seconds at most.
+
+        Returns when those that are under way have ended, ``limits.PARKED_CALLS_END`` seconds later at most.
+        """
         self._surface.parked = asyncio.Event()
+        if self._surface.run is not None:
+            await self._surface.run.quiet(limits.PARKED_CALLS_END)
 
     async def answer(self, payload: Json) -> Json:
         """Answer one decoded MCP payload, for another way than HTTP to the same tools; ``None`` when nothing is to be said."""
@@ -273,6 +278,11 @@ class _Run:
         if len(matching) == 1:
             matching[0].cancel()
 
+    async def quiet(self, timeout: float) -> None:
+        """Wait until no call is under way, ``timeout`` seconds at most."""
+        if self._calls:
+            await asyncio.wait(tuple(self._calls), timeout=timeout)
+
     async def end(self) -> None:
         """Cancel every call and wait until each is gone; idempotent."""
         self._ended = True
@@ -336,7 +346,7 @@ class _Surface:
 
     async def active(self) -> _Run | None:
         """The attached run, waited for while a turn is parked."""
-        if self.run is None and self.parked is not None:
+        if self.parked is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limits.PARKED_TOOL_WAIT):
                     await self.parked.wait()

@@ -192,6 +192,15 @@ class Delivery:
                     pass
             await self._poll()
 
+    @property
+    def open_calls(self) -> Mapping[str, str]:
+        """The tool calls whose start is recorded and whose end is not: their ids and names."""
+        return dict(self._recorded)
+
+    def go_on_with(self, calls: Mapping[str, str]) -> None:
+        """Record the ends of these calls, too, which began in an earlier run of the same turn."""
+        self._recorded.update(calls)
+
     async def notice(self, text: str) -> None:
         """Tell the person something in a bubble of its own (in single mode: in the last message); the same text once."""
         async with self._lock:

@@ -29,7 +29,7 @@ from annotated_types import Ge, Le
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
-from pkg import limits
+from pkg import approval_rules, limits
 from pkg.agent_api import McpServer
 from pkg.errors import SettingsError
 
@@ -133,6 +133,16 @@ def _names(value: object) -> object:
     if len(value) > limits.FORM_LIST_ITEMS:
         raise _bad("too_many", maximum=limits.FORM_LIST_ITEMS)
     return tuple(dict.fromkeys(name for item in value if item is not None and (name := _string(item, _LINE_BREAKS).strip())))
+
+
+def _rules(value: object) -> object:
+    """Approval rules, one a line; a list of lines is the same."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        value = "\n".join(_string(item, _LINE_BREAKS) for item in value)
+    try:
+        return approval_rules.parse(_string(value, _LINE_BREAKS))
+    except approval_rules.RuleError as exc:
+        raise _bad(exc.problem, line=exc.line) from None
 
 
 def _arguments(value: object) -> object:
@@ -282,6 +292,7 @@ Text = Annotated[str, BeforeValidator(_text)]
 Secret = Annotated[SecretStr, BeforeValidator(_secret)]
 """A secret as it was stored, untrimmed."""
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+Rules = Annotated[tuple[approval_rules.Rule, ...], BeforeValidator(_rules)]
 Arguments = Annotated[tuple[str, ...], BeforeValidator(_arguments)]
 Variables = Annotated[Mapping[str, str], BeforeValidator(_variables)]
 Secrets = Annotated[Mapping[str, SecretStr], BeforeValidator(_secrets)]
@@ -339,10 +350,14 @@ class RunnerSettings(FormModel):
     daemon_connect_timeout: Seconds = Field(default=limits.DAEMON_CONNECT_SECONDS, ge=1, le=limits.CONNECT_SECONDS_MAX)
 
     approval_policy: Line = "ask"
-    allowed_actors: Names = ()
+    approval_rules: Rules = ()
+    """What is allowed, asked about or denied before the policy decides (:mod:`pkg.approval_rules`)."""
     approvers: Names = ()
-    approval_rules: Line = ""
-    approval_timeout: Seconds = 600
+    """People who may answer for others, besides whoever started the run."""
+    approval_timeout: Whole = Field(
+        default=limits.APPROVAL_SECONDS, ge=limits.APPROVAL_SECONDS_MIN, le=limits.APPROVAL_SECONDS_MAX
+    )
+    allowed_actors: Names = ()
     share_session: Literal["actor", "conversation"] = "actor"
     user_id_source: Literal["sender", "legacy-session", "legacy-bot"] = "sender"
 

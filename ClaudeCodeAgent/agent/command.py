@@ -36,6 +36,8 @@ _FIXED: Final = (
 )
 APART: Final = ("ListAgents", "SendMessage")
 """Tools with which programs of one account find and write to each other, unasked: chats of different people would."""
+ASKED: Final = ("EnterWorktree", "ExitWorktree", "Agent(isolation:*)", "Task(isolation:*)")
+"""Calls that the program (2.1.332) lets pass unasked although they write: worktrees and branches in the repository."""
 _ENVIRONMENT: Final[Mapping[str, str]] = types.MappingProxyType(
     {
         "CLAUDE_CODE_SDK_READS_SESSION_STATE": "1",  # tells when it is idle
@@ -120,7 +122,10 @@ def start(spec: SessionSpec, session_id: str, *, resume: bool) -> Start:
     options = spec.options
     trusted = options.get("trust_workspace") is True
     argv = [*(spec.command or (PROGRAM,)), *_FIXED]
-    settings: dict[str, Json] = {"crossSessionInbound": "refuse"}  # what other programs of the account write to this one
+    settings: dict[str, Json] = {
+        "crossSessionInbound": "refuse",  # what other programs of the account write to this one
+        "permissions": {"ask": list(ASKED)},
+    }
     if trusted:
         argv += ["--setting-sources", "user,project,local"]
     else:

@@ -9,6 +9,7 @@ plan mode is an approval whose ``command`` is the plan.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -41,16 +42,25 @@ class Asked:
     """The rules that "for this session" adds."""
 
 
-def asked(request_id: str, request: dict[str, Any], call: Call | None, cwd: str) -> Asked:
-    """A ``can_use_tool`` request; ``call`` is the tool call it is about, where that was told before."""
+def asked(
+    request_id: str,
+    request: dict[str, Any],
+    call: Call | None,
+    cwd: str,
+    current: Callable[[str], str | None] = lambda path: None,
+) -> Asked:
+    """A ``can_use_tool`` request; ``call`` is the tool call it is about, where that was told before.
+
+    ``current`` is the text of a file as it is, ``None`` where there is none or it cannot be known.
+    """
     name, given = as_str(request.get("tool_name")), as_dict(request.get("input"))
     if name == tools.ASK:
         return Asked(request_id, given, _question(request_id, given))
     if name == tools.LEAVE_PLAN:
-        return Asked(request_id, given, _plan(request_id, request, given, call))
+        return Asked(request_id, given, _plan(request_id, request, given, call, cwd))
     remembered = _session_rules(request.get("permission_suggestions"))
     choices = (_ONCE, _SESSION, _REJECT) if remembered else (_ONCE, _REJECT)
-    diffs, whole = tools.changes_of(name, given)
+    diffs, whole = tools.changes_of(name, given, current)
     command, complete = _command(name, given, has_diffs=bool(diffs))
     blocked = as_str(request.get("blocked_path"))
     event = ApprovalRequested(
@@ -65,6 +75,7 @@ def asked(request_id: str, request: dict[str, Any], call: Call | None, cwd: str)
         reason=bounded(as_str(request.get("decision_reason")), limits.ACP_ERROR_CHARS)[0],
         cwd=cwd,
         complete=complete and whole,
+        tool=tools.rule_name(name),
     )
     return Asked(request_id, given, event, remembered)
 
@@ -116,7 +127,7 @@ def _session_rules(suggestions: Json) -> tuple[dict[str, Json], ...]:
     )
 
 
-def _plan(request_id: str, request: dict[str, Any], given: dict[str, Any], call: Call | None) -> ApprovalRequested:
+def _plan(request_id: str, request: dict[str, Any], given: dict[str, Any], call: Call | None, cwd: str) -> ApprovalRequested:
     plan = as_str(given.get("plan")) or as_str(call.given.get("plan") if call is not None else "")
     text, cut = bounded(plan, limits.ACP_COMMAND_CHARS)
     return ApprovalRequested(
@@ -126,7 +137,8 @@ def _plan(request_id: str, request: dict[str, Any], given: dict[str, Any], call:
         (_ONCE, _REJECT),
         tool_call_id=as_str(request.get("tool_use_id"))[: limits.ACP_ID_CHARS],
         command=text,
-        complete=not cut,
+        cwd=cwd,
+        complete=bool(text) and not cut,
     )
 
 
@@ -150,6 +162,7 @@ def _question(request_id: str, given: dict[str, Any]) -> QuestionAsked:
                 if (label := as_str(option.get("label")))
             ),
             description=_described(item),
+            custom=True,  # the program hands on what was typed as it is
         )
         for number, item in enumerate(questions, 1)
     )

@@ -53,7 +53,7 @@ from pkg.launch import AgentProcess, Launcher
 from pkg.lenient import as_dict, as_str
 from pkg.owned_tasks import owned, seen_through
 from pkg.redaction import Redactor
-from pkg.workspace_files import WorkspaceFiles
+from pkg.workspace_files import FileRefused, WorkspaceFiles
 
 _NOT_FOUND = "127"
 """What a shell exits with when it cannot find the program it was told to become."""
@@ -104,6 +104,8 @@ class ClaudeSession:
         self._turns = Turns()
         self._turn: _Turn | None = None
         self._asked: dict[str, permissions.Asked] = {}
+        self._directories: dict[str, str] = {}
+        """Where calls that may still be asked about would run: commands move about, and some agents work elsewhere."""
         self._files = WorkspaceFiles(spec.cwd) if launcher.local else None
         self._made_files: list[tuple[str, ...]] = []
         self._late: list[str] = []
@@ -140,7 +142,7 @@ class ClaudeSession:
             async with asyncio.timeout(timeout):
                 instructions = await self._instructions()
                 fields = {"appendSystemPrompt": instructions} if instructions else {}
-                await self._transport.control("initialize", hooks=None, **fields)
+                await self._transport.control("initialize", hooks=wire.HOOKS, **fields)
         except TimeoutError:
             detail = last_lines(self._process.stderr_tail(), self._redact)
             seconds = f"{timeout:g}"
@@ -234,7 +236,7 @@ class ClaudeSession:
     @property
     def capabilities(self) -> SessionCapabilities:
         """Everything but sound."""
-        return SessionCapabilities(steer=True, images=True, embedded_files=True, live_mcp=True)
+        return SessionCapabilities(steer=True, images=True, embedded_files=True, live_mcp=True, denial_reason=True)
 
     @property
     def alive(self) -> bool:
@@ -400,7 +402,7 @@ class ClaudeSession:
                 self._requested(as_str(message.get("request_id")), as_dict(message.get("request")))
                 return
             case "control_cancel_request":
-                self._asked.pop(as_str(message.get("request_id")), None)
+                self._taken_back(as_str(message.get("request_id")))
                 return
             case "conversation_reset":
                 self._reset(as_str(message.get("new_session_id")) or as_str(message.get("session_id")))
@@ -476,15 +478,36 @@ class ClaudeSession:
             case "can_use_tool":
                 self._permission(request_id, request)
             case "hook_callback":
+                self._about_to_act(as_dict(request.get("input")))
                 self._transport.post(wire.control_success(request_id, {}))
             case _:
                 self._transport.post(wire.control_error(request_id, "This request is not supported."))
 
+    def _about_to_act(self, told: dict[str, Any]) -> None:
+        """A call is about to be judged; where it would run is told only here."""
+        call_id, cwd = as_str(told.get("tool_use_id")), as_str(told.get("cwd"))
+        if call_id and cwd:
+            self._directories[call_id] = cwd
+            while len(self._directories) > limits.ACP_OPEN_REQUESTS:
+                del self._directories[next(iter(self._directories))]
+
+    def _current_text(self, path: str) -> str | None:
+        try:
+            return None if self._files is None else self._files.current_text(path)
+        except FileRefused:
+            return None
+
+    def _taken_back(self, request_id: str) -> None:
+        """The program needs no answer any more."""
+        if self._asked.pop(request_id, None) is not None:
+            self._emit(Notice("agent.request_withdrawn", request_id))
+
     def _permission(self, request_id: str, request: dict[str, Any]) -> None:
         if request_id in self._asked:
             return  # what people were shown is what they answer
-        call = self._translator.call(as_str(request.get("tool_use_id")))
-        asked = permissions.asked(request_id, request, call, self._spec.cwd)
+        call_id = as_str(request.get("tool_use_id"))
+        cwd = self._directories.get(call_id, self._spec.cwd)
+        asked = permissions.asked(request_id, request, self._translator.call(call_id), cwd, self._current_text)
         if self._turn is None:
             self._outside_turn(asked)
         elif self._turn.cancelling or len(self._asked) >= limits.ACP_OPEN_REQUESTS:

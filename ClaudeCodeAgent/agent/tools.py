@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from pkg import limits
@@ -43,6 +43,17 @@ def shown_name(name: str) -> str:
     return f"{parts[1]}: {parts[2]}" if len(parts) == 3 and parts[0] == "mcp" else name
 
 
+def rule_name(name: str) -> str:
+    """A tool's name as approval rules have it: ``mcp:server.tool``, else the program's own name.
+
+    Empty where the name does not tell for certain which server it is.
+    """
+    parts = name.split("__")
+    if parts[0] != "mcp" or len(parts) < 3:
+        return name
+    return f"mcp:{parts[1]}.{parts[2]}" if len(parts) == 3 and "." not in parts[1] else ""
+
+
 def title_of(name: str, given: dict[str, Any]) -> str:
     """One line about a call: the command, the file, or whatever says most."""
     shown = shown_name(name)
@@ -73,17 +84,23 @@ def names_its_place(name: str, given: dict[str, Any]) -> bool:
     return kind_of(name) == "search" and not _LEADS_OUT.search(pattern)
 
 
-def changes_of(name: str, given: dict[str, Any]) -> tuple[tuple[FileDiff, ...], bool]:
-    """What a call would change, by its input, and whether that is the whole of it."""
+def changes_of(
+    name: str, given: dict[str, Any], current: Callable[[str], str | None] = lambda path: None
+) -> tuple[tuple[FileDiff, ...], bool]:
+    """What a call would change, by its input, and whether that is the whole of it.
+
+    ``current`` is the text of a file as it is, ``None`` where there is none or it cannot be known.
+    """
     path = as_str(given.get("file_path"))
     if name == "Write" and path:
-        return _diffs([(path, None, as_str(given.get("content")))])
+        return _diffs([(path, current(path), as_str(given.get("content")))])
     if name == "Edit" and path:
         return _diffs([(path, as_str(given.get("old_string")), as_str(given.get("new_string")))])
     if name == "MultiEdit" and path:
         edits = map(as_dict, as_list(given.get("edits")))
         return _diffs([(path, as_str(edit.get("old_string")), as_str(edit.get("new_string"))) for edit in edits])
-    return (), kind_of(name) != "edit"
+    # A notebook's change is told by its cell, and shown as it was given.
+    return (), name == "NotebookEdit" or kind_of(name) != "edit"
 
 
 def changed_by(result: Json) -> tuple[tuple[FileDiff, ...], bool]:

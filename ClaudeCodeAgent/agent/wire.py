@@ -20,6 +20,10 @@ from pkg.rpc_transport import Oversized, nested_deeper
 
 Message = dict[str, Any]
 
+HOOKS: Final[Json] = {"PreToolUse": [{"matcher": "*", "hookCallbackIds": ["directory"]}]}
+"""What the program tells us before each call, however it is allowed: where the call would run (2.1.332 says it nowhere else).
+The answer is always that we have no opinion."""
+
 _BLANK: Final = b" \t\r\n\x00"
 _DECODER: Final = json.JSONDecoder(strict=False)
 _MESSAGE_START: Final = re.compile(r'\{\s*"[a-z_]+"\s*:')

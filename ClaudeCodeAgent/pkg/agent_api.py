@@ -174,6 +174,8 @@ class ApprovalRequested:
     reason: str = ""
     cwd: str = ""
     complete: bool = True
+    tool: str = ""
+    """Which tool it is, where the protocol itself says so: ``mcp:server.tool``, else the agent's own name for it."""
 
 
 @dataclass(frozen=True, slots=True)

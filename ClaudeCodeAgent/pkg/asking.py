@@ -15,7 +15,7 @@ import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
@@ -23,15 +23,16 @@ from langbot_plugin.api.entities.builtin.runner.result import RunnerResult
 
 from pkg import approval_policy, identity, texts
 from pkg.agent_api import Answer, ApprovalRequested, Prompt, QuestionAsked
-from pkg.answering import Late
+from pkg.answering import Late, Told
 from pkg.approval_policy import Decision
-from pkg.decision_log import DecisionLine, DecisionLog
+from pkg.decision_log import Action, DecisionLine, DecisionLog
 from pkg.held_session import Held
-from pkg.interactions import Decided, OpenRequest, Unclear, digest
+from pkg.interactions import Decided, FormSurface, OpenRequest, Unclear, digest
 from pkg.message_queue import MessageQueue
 from pkg.open_record import OpenRecord
 from pkg.parking import Carried, Outcome, ParkedTurn
-from pkg.places import inside_of
+from pkg.places import inside_of, names_of
+from pkg.redaction import Redactor
 from pkg.results import Delivery
 from pkg.run_session import Asked
 from pkg.session_store import SessionStore
@@ -72,7 +73,7 @@ class Owner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Opened:
     """A request that is shown to a person now."""
 
@@ -91,12 +92,15 @@ class Questions:
         self._run = run
         self._asked = asked
         self._log = DecisionLog.for_worker(asked.authority)
+        self._redact = Redactor(secret.get_secret_value() for secret in asked.plugin.secrets.values())
         self.open = False
         """A request is shown, and nothing reaches the agent past it."""
+        self.shown = ""
+        """The id under which the last request was shown."""
         self._once = ""
         """The digest of an action that is allowed once more, because the answer came when its turn was gone."""
         self.key = open_key(run.conversation, asked)
-        self._store = record_store(run.ctx, run.conversation, asked.authority, asked.settings, asked.actor)
+        self._store = record_store(run.ctx, run.conversation, asked)
 
     # ---- without a person
 
@@ -110,8 +114,9 @@ class Questions:
         if self._once:
             held.live.grants.once, self._once = self._once, ""
         settings = self._asked.settings
-        inside = inside_of(held.place.launcher, held.live.session.directory)
-        verdict = approval_policy.judge(settings.approval_policy, settings.approval_rules, event, inside)
+        launcher, directory = held.place.launcher, held.live.session.directory
+        inside, names = inside_of(launcher, directory), names_of(launcher, directory)
+        verdict = approval_policy.judge(settings.approval_policy, settings.approval_rules, event, inside, names)
         by = verdict.by
         if verdict.verdict == "ask":
             if held.live.grants.take_once(event):
@@ -130,7 +135,7 @@ class Questions:
         answer = approval_policy.grant(event)
         if answer is None:
             self._write(event, held, "deny", "no single grant")
-            return approval_policy.ungrantable(event)
+            return approval_policy.refusal(event, verdict)
         self._write(event, held, "allow", by)
         return Decision(answer, allowed=True)
 
@@ -153,11 +158,12 @@ class Questions:
         opened = Opened(
             event, request, uuid.uuid4().hex, until=time.monotonic() + timeout, expires_at=math.ceil(time.time() + timeout)
         )
-        await self._remember(opened)
         await self._show(opened)
         return opened
 
     async def _show(self, opened: Opened) -> None:
+        self.shown = opened.interaction_id
+        await self._remember(opened)
         minutes = math.ceil((opened.until - time.monotonic()) / 60)
         await show_step(self._run, opened.request, opened.interaction_id, opened.expires_at, minutes)
 
@@ -179,6 +185,8 @@ class Questions:
                     case Unclear(text_key, params):
                         await self._run.tell(text_key, params)
                     case _:
+                        # The host takes an id once in a run, and what was shown before answers nothing any more.
+                        opened.interaction_id = uuid.uuid4().hex
                         await self._show(opened)
             messages.put_all(later)
         if messages.stopping:
@@ -229,6 +237,10 @@ class Questions:
         await self._store.save("")
         await self._run.delivery.notice(texts.render(_CONFIRMED[decided.decision], self._run.language))
 
+    async def forget(self) -> None:
+        """Have the host remember no open request any more."""
+        await self._store.save("")
+
     async def taken_late(self, late: Late) -> Prompt:
         """What the agent is told when the answer came after its turn was gone."""
         await self._store.save("")
@@ -240,24 +252,20 @@ class Questions:
         return Prompt(f"{_DENIED_LATE}\n{late.text}" if late.text else _DENIED_LATE)
 
     def _write(self, event: Request, held: Held, decision: str, by: str, who: identity.Actor | None = None) -> None:
+        actor = identity.scoped_name(self._asked.authority, self._asked.actor)
         self._log.write(
             DecisionLine(
+                Action.of(event, self._redact),
+                decision,
+                by,
                 conversation=self.key,
-                actor=identity.scoped_name(self._asked.authority, who or self._asked.actor),
-                kind=event.kind if isinstance(event, ApprovalRequested) else "question",
-                what=described(event),
-                digest=digest(event) if isinstance(event, ApprovalRequested) else "",
+                actor=actor,
+                answerer="" if who is None else identity.scoped_name(self._asked.authority, who),
                 machine=held.place.launcher.machine,
                 directory=held.live.session.directory,
-                decision=decision,
-                by=by,
-            )
+            ),
+            self._redact,
         )
-
-
-def described(event: Request) -> str:
-    """One line that names what is asked."""
-    return OpenRequest(event, machine="", directory="", limit=None).described()
 
 
 def told_outcome(outcome: Outcome, language: str) -> str:
@@ -267,19 +275,26 @@ def told_outcome(outcome: Outcome, language: str) -> str:
 
 
 async def show_step(run: Owner, request: OpenRequest, interaction_id: str, expires_at: int, minutes: int) -> None:
-    """Show the current step of a request, with buttons where the surface has them."""
-    shown = request.shown(run.language, minutes)
+    """Show the current step of a request, with buttons or as a form where the surface has them."""
+    capable = run.ctx.delivery.interactions
+    surface = None if capable is None else FormSurface(frozenset(capable.field_types), capable.max_fields)
+    shown = request.shown(run.language, minutes, surface)
     result = None
-    if run.ctx.delivery.interactions is not None and shown.options:
+    if capable is not None and shown.rich:
         result = RunnerResult.interaction_requested(run.ctx.run_id, shown.request(interaction_id, expires_at))
     await run.delivery.ask(shown.text, result)
 
 
-async def show_further(run: Owner, turn: ParkedTurn, asked: Asked) -> None:
-    """Show the next step of a parked turn's request; what was shown before answers nothing any more."""
+async def show_further(run: Owner, turn: ParkedTurn, asked: Asked, wrong: Told | None = None) -> None:
+    """Show the next step of a parked turn's request; what was shown before answers nothing any more.
+
+    With ``wrong``, which is told, that is the same step again.
+    """
+    if wrong is not None:
+        await run.tell(wrong.text_key, wrong.params)
     turn.renewed()
     requester = identity.lasting_name(asked.authority, turn.requester)
-    store = record_store(run.ctx, turn.conversation, asked.authority, asked.settings, turn.requester)
+    store = record_store(run.ctx, turn.conversation, replace(asked, actor=turn.requester))
     await store.save(_record(turn.request.event, turn.interaction_id, requester, turn.expires_at))
     await show_step(run, turn.request, turn.interaction_id, turn.expires_at, turn.minutes)
 
@@ -296,15 +311,24 @@ def open_key(conversation: identity.Conversation, asked: Asked) -> str:
     return identity.conversation_key(asked.authority, conversation, owner)
 
 
-def record_store(
+def record_store(ctx: RunnerContext, conversation: identity.Conversation, asked: Asked) -> SessionStore:
+    """Where the host remembers the open request of :func:`open_key`."""
+    return _store(ctx, conversation, asked.authority, asked.settings, asked.actor)
+
+
+async def forget(ctx: RunnerContext, authority: identity.Authority, settings: RunnerSettings, turn: ParkedTurn) -> None:
+    """Have the host remember nothing of a parked turn's request any more."""
+    await _store(ctx, turn.conversation, authority, settings, turn.requester).save("")
+
+
+def _store(
     ctx: RunnerContext,
     conversation: identity.Conversation,
     authority: identity.Authority,
     settings: RunnerSettings,
-    requester: identity.Actor,
+    actor: identity.Actor,
 ) -> SessionStore:
-    """Where the host remembers the open request of the requester's :func:`open_key`."""
-    owner = None if settings.share_session == "conversation" else requester
+    owner = None if settings.share_session == "conversation" else actor
     name = identity.session_key(authority, conversation, owner, agent="open-request", machine="", workspace="")
     return SessionStore(ctx, name)
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import types
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +38,8 @@ class Held:
     """The turn did not end in time: only a new process can be trusted."""
     early: deque[AgentEvent] = field(default_factory=deque)
     """What the agent said while the turn was parked, before what is in the channel."""
+    calls: Mapping[str, str] = field(default_factory=lambda: types.MappingProxyType({}))
+    """The tool calls of the parked turn that the run recorded the start of and not the end."""
 
     def take(self) -> AgentEvent | None:
         """The next event, or ``None`` when there is none now."""

@@ -836,8 +836,14 @@ PARKED_EVENT_BYTES: Final = 1024 * 1024
 PARKED_OUTCOMES: Final = 256
 """Ends of parked turns that are remembered until their next run; the oldest goes."""
 
+SETTLED_REQUESTS: Final = 1024
+"""Answered requests of one installation that are remembered, so that an answer which crosses the first one finds nothing."""
+
 PARKED_TOOL_WAIT: Final = 60.0
 """Seconds a call of LangBot's tools waits for the next run while its turn is parked; MCP clients allow minutes."""
+
+PARKED_CALLS_END: Final = 5.0
+"""Seconds that calls of LangBot's tools get to end when their turn is parked; then the chat is not kept waiting."""
 
 SESSION_GRANTS: Final = 256
 """Actions that are remembered as allowed for a live session; the oldest goes and is asked again."""
@@ -883,6 +889,21 @@ INTERACTION_WORD_CHARS: Final = 200
 INTERACTION_NUMBER_CHARS: Final = 40
 """Characters of a typed number; doubles have 17 digits."""
 
+INTERACTION_FORM_FIELDS: Final = 50
+"""Fields of one form that the host takes (SDK 0.7.18)."""
+
+INTERACTION_FORM_OPTIONS: Final = 100
+"""Options of one field of a form that the host takes (SDK 0.7.18)."""
+
+INTERACTION_FIELD_CHARS: Final = 512
+"""Characters of a field's label, of an option's label and of its value that the host takes (SDK 0.7.18)."""
+
+INTERACTION_FIELD_ID_CHARS: Final = 128
+"""Characters of a field's id that the host takes (SDK 0.7.18)."""
+
+INTERACTION_FORM_BYTES: Final = 64 * 1024
+"""Bytes of a form's fields in escaped JSON: with its texts, the host takes 256 KiB (LangBot 4.11.2)."""
+
 INTERACTION_MINUTES: Final = 99_999
 """The most minutes that are told: 69 days, so that the length of the text is known beforehand."""
 
@@ -903,3 +924,41 @@ ACTION_DIFF_CHARS: Final = 2 * 1024 * 1024
 
 ACTION_DIFF_CONTEXT: Final = 3
 """Unchanged lines shown around a change, as everywhere."""
+
+# ---- approvals by rule, and what is written down of them
+
+APPROVAL_RULES: Final = 200
+"""Rules of one form: each is tried on every part of a request."""
+
+APPROVAL_RULE_CHARS: Final = 500
+"""Characters of one rule; real ones have a fifth of it."""
+
+COMMAND_CHARS: Final = 64 * 1024
+"""Characters of a command line that is taken apart; a longer one is not understood."""
+
+COMMAND_WORDS: Final = 2000
+"""Words of a command line that are compared with rules; what comes behind them is not understood."""
+
+COMMAND_DEPTH: Final = 5
+"""Programs inside programs (``sh -c``, ``env``) that are looked through in a command line; people write one or two."""
+
+APPROVAL_SECONDS: Final = 600
+"""Default of ``approval-timeout``: long enough to come back from another room, and nothing waits for ever."""
+
+APPROVAL_SECONDS_MIN: Final = 30
+"""Least ``approval-timeout``: nobody reads and answers a request in less."""
+
+APPROVAL_SECONDS_MAX: Final = 86_400
+"""Greatest ``approval-timeout``: a process waits as long."""
+
+DECISION_BYTES: Final = 2 * 1024 * 1024
+"""Bytes of the file of decisions before it is set aside: some 4,000 of them."""
+
+DECISION_FILES: Final = 4
+"""Files of decisions set aside that are kept; the oldest goes."""
+
+DECISION_CHARS: Final = 512
+"""Characters of one value of a decision's line; what an action is called is cut, its digest tells it apart."""
+
+DAEMON_ASKED: Final = 256
+"""Requests of one turn that a daemon remembers for its record of what was answered; turns have a few."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pkg import runtime_support
-from pkg.approval_policy import Inside, inside_lexically, inside_really
+from pkg.approval_policy import Inside, Resolve, inside_lexically, inside_really, names_lexically, names_really
 from pkg.errors import Refused
 from pkg.hubs import DaemonWay, daemon_way
 from pkg.identity import Authority
@@ -78,6 +78,11 @@ def place_of(
 def inside_of(launcher: Launcher, directory: str) -> Inside:
     """How to judge whether a path an agent names lies inside its working directory, given as its place names it."""
     return inside_really(directory) if launcher.local else inside_lexically(directory)
+
+
+def names_of(launcher: Launcher, directory: str) -> Resolve:
+    """How to tell the names of a file that an agent works on, for rules about files."""
+    return names_really(directory) if launcher.local else names_lexically(directory)
 
 
 def _target(settings: RunnerSettings, plugin: PluginSettings, authority: Authority) -> SshTarget:

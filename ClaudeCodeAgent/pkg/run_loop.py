@@ -180,6 +180,11 @@ class _Run:
         if self._messages is not None:
             self._messages.stop()
 
+    def shows(self, key: str, interaction_id: str) -> bool:
+        """Whether it is showing this request, or with an empty id any of ``key``, and has neither an answer nor ended."""
+        asks = self._questions
+        return asks is not None and asks.open and (asks.shown == interaction_id if interaction_id else asks.key == key)
+
     # ---- from start to terminal result
 
     async def work(self) -> None:
@@ -293,7 +298,7 @@ class _Run:
         self._detached = overflow.sender(self.runner, self.ctx, authority, installation)
         pressed = self.ctx.input.interaction if self.ctx.event.event_type == INTERACTION else None
         if pressed is None and controls.parse(self.text) is controls.Control.STOP:
-            await self._stop_others(installation, authority, settings, actor)
+            await self._stop_others(authority, settings, installation, actor)
             return
         if pressed is not None and self._detached is not None and reply_lost(self.ctx):
             # A button is there whether the bot streams or not, and what is streamed to one that does not is lost then.
@@ -312,9 +317,9 @@ class _Run:
             # A press has no words of its own, and a number no language.
             self.language = meant.turn.language
         if isinstance(meant, Further):
-            await asking.show_further(self, meant.turn, asked)
+            await asking.show_further(self, meant.turn, asked, meant.wrong)
             return
-        if installations.busy():
+        if installations.busy() and not isinstance(meant, Resumed):
             raise Refused("coding.busy", retryable=True)
         if isinstance(meant, Resumed):
             # Whoever answers, the turn stays the requester's.
@@ -348,14 +353,27 @@ class _Run:
     async def _meaning(self, asked: Asked, pressed: InteractionSubmission | None) -> Resumed | Further | Told | Late | None:
         """What this press or message says about a request that is open in its chat."""
         parked, key = asked.installation.parked, asking.open_key(self.conversation, asked)
+        await self._parked_by_now(asked.installation, key, pressed)
         meant = meaning(parked, self.conversation, asked.actor, key, pressed, self.text)
         if meant is not None:
             return meant
         if pressed is not None and parked.of(key) is not None:
             return Told("approval.over")
         who = identity.lasting_name(asked.authority, asked.actor)
-        store = asking.record_store(self.ctx, self.conversation, asked.authority, asked.settings, asked.actor)
-        return await late(store, parked, who, pressed, self.text)
+        said = await late(asking.record_store(self.ctx, self.conversation, asked), who, pressed, self.text)
+        if isinstance(said, Late) and not parked.settle(said.record.interaction_id):
+            return Told("approval.over")
+        return said
+
+    async def _parked_by_now(self, installation: Installation, key: str, pressed: InteractionSubmission | None) -> None:
+        """Let the run that shows the request end first: whoever answers at once is as early as the turn is parked."""
+        shown = "" if pressed is None else pressed.interaction_id
+        end = time.monotonic() + limits.CLOSE_WAIT
+        for each in [each for each in installation.runs.values() if isinstance(each, _Run) and each is not self]:
+            while each.shows(key, shown) and not each._over.is_set() and time.monotonic() < end:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(limits.LOOP_TICK):
+                        await each.ended()
 
     async def _resume(self, meant: Resumed, who: identity.Actor, asked: Asked) -> None:
         """Go on with a parked turn, then with what waited for its own turn meanwhile."""
@@ -368,8 +386,18 @@ class _Run:
         held = await self._session.resume(self, asked)
         # The stream has its end to come, whether the turn has ended by now or not.
         held.turn_open = True
+        self.delivery.go_on_with(held.calls)
         messages.put_all([*turn.messages, *await self._missed_meanwhile()])
-        await self._converse(asked, messages, partial(self._decided_by, who, turn.request.event, meant.decided, held))
+        if meant.decided is not None:
+            await self._converse(asked, messages, partial(self._decided_by, who, turn.request.event, meant.decided, held))
+            return
+        assert self._questions is not None and self._settings is not None
+        await self._questions.forget()
+        if self.ctx.event.event_type == INTERACTION or answer_like(self.text):
+            await self.tell("approval.not_open")
+        else:
+            messages.put(await self._prompt(self._settings))
+        await self._converse(asked, messages, partial(self._turn, _nothing(), held, heard=True))
 
     def _parsed(self) -> RunnerSettings:
         settings = parse(self.product.settings, self.ctx.config)
@@ -386,13 +414,13 @@ class _Run:
         return clock
 
     async def _stop_others(
-        self, installation: Installation, authority: identity.Authority, settings: RunnerSettings, actor: identity.Actor
+        self, authority: identity.Authority, settings: RunnerSettings, installation: Installation, actor: identity.Actor
     ) -> None:
         """``/stop`` that came as a run of its own: for what runs or waits in this chat and its sender may stop."""
         parked = installation.parked.in_chat(self.conversation)
         stopped = [turn for turn in parked if turn.may_answer(actor) and installation.parked.stop(turn)]
         for turn in stopped:
-            await asking.record_store(self.ctx, self.conversation, authority, settings, turn.requester).save("")
+            await asking.forget(self.ctx, authority, settings, turn)
         here = [
             each for each in installation.runs.values() if isinstance(each, _Run) and each.conversation == self.conversation
         ]
@@ -589,6 +617,7 @@ class _Run:
         opened = await questions.show(event, held)
         decided = await questions.linger(opened, messages)
         if decided is None and self._session.may_park:
+            held.calls = self.delivery.open_calls
             self._parking = questions.parked(opened, held, self._session, waiting, self._detached)
         else:
             # Elsewhere than where turns can be parked the answer will resume the session.
@@ -770,6 +799,10 @@ class _Run:
             else:
                 steps.push_async_callback(self._session.release, installation, revoked=self.revoked)
             steps.push_async_callback(ended, self._side)
+
+
+async def _nothing() -> None:
+    """What a turn that goes on by itself begins with."""
 
 
 def _raise_from(sending: asyncio.Task[Any], heard: bool) -> None:

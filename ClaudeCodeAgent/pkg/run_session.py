@@ -25,7 +25,8 @@ from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
 
 from pkg import identity, limits
 from pkg.agent_api import AgentDriver, LiveOptions, SessionSpec
-from pkg.approval_policy import ASK
+from pkg.approval_policy import session_policy
+from pkg.errors import Refused
 from pkg.held_session import Held, discarded, fingerprint, interrupted, start, stored
 from pkg.installations import Installation, Lease
 from pkg.langbot_tools import AddressedTools, SessionTools, open_session_tools
@@ -204,7 +205,7 @@ class RunSession:
         assert self.held is not None
         self._installation = installation
         if isinstance(self.held.live.companion, SessionTools):
-            self.held.live.companion.park()
+            await self.held.live.companion.park()
         await self._tools.aclose()
         self._state = self._store = None
         del self._run
@@ -261,9 +262,7 @@ class RunSession:
                 mcp_servers=settings.mcp_servers(plugin.secrets),
             ),
         )
-        if settings.approval_rules:
-            # A rule can only decide what the agent asks about.
-            spec = dataclasses.replace(spec, policy=ASK)
+        spec = dataclasses.replace(spec, policy=session_policy(spec.policy, settings.approval_rules))
         owner = None if settings.share_session == "conversation" else asked.actor
         stored_key = identity.session_key(
             authority,
@@ -273,13 +272,14 @@ class RunSession:
             machine=place.launcher.machine,
             workspace=f"{place.workspace} worktree {place.worktree}" if place.worktree else place.workspace,
         )
+        key = identity.conversation_key(authority, self._run.conversation, owner)
         for name in (f"session {stored_key}", *place.locks):
-            await self._lock(asked.installation, name)
+            await self._lock(asked.installation, name, key)
         self._state = SessionStore(self._run.ctx, stored_key)
         return _Plan(
             place,
             spec,
-            key=identity.conversation_key(authority, self._run.conversation, owner),
+            key=key,
             opened_with=fingerprint(spec, place, assets=settings.langbot_assets_enabled),
             store_key=stored_key,
             keep=settings.keep_warm if settings.reuse_session and place.may_keep else 0.0,
@@ -309,14 +309,15 @@ class RunSession:
         if place.daemon is not None:
             return dataclasses.replace(place, worktree=name)
         lock = f"worktree {name}"
-        await self._lock(asked.installation, lock)
+        await self._lock(asked.installation, lock, key="")
         try:
             path = await self._run.during(worktree(launcher, workspace, name))
         finally:
             self._leases.pop(lock).release()
         return dataclasses.replace(place, workspace=path)
 
-    async def _lock(self, installation: Installation, name: str) -> None:
+    async def _lock(self, installation: Installation, name: str, key: str) -> None:
+        """Wait for a lock; ``key`` is where this run's own turn would be parked."""
         if self._acquiring is not None:
             await _given_back(self._acquiring)
             self._acquiring = None
@@ -326,7 +327,12 @@ class RunSession:
         lease = await self._run.until(self._acquiring, limits.WAIT_NOTICE)
         if lease is None:
             await self._run.tell("status.waiting_for_turn")
-            lease = await self._run.until(self._acquiring)
+        while lease is None:
+            lease = await self._run.until(self._acquiring, limits.WAIT_NOTICE)
+            turn = installation.parked.of(key)
+            if lease is None and turn is not None:
+                # It has the lock until somebody answers it, which this run can't.
+                raise Refused("coding.turn_is_asking", action=turn.request.described())
         self._leases[name] = lease
         self._acquiring = None
 

@@ -8,7 +8,7 @@ import contextvars
 import dataclasses
 from pathlib import Path
 
-from agent import home, opening, program
+from agent import confinement, home, keys, opening, program
 from agent.failures import Place
 from agent.files import SessionFiles
 from agent.opening import Opening
@@ -28,10 +28,10 @@ class CodexDriver:
     """An :class:`pkg.agent_api.AgentDriver`.
 
     ``SessionSpec.command`` is the program and further arguments before its subcommand. ``options`` may hold ``sandbox`` (one of
-    :data:`agent.opening.SANDBOXES`), ``model``, ``effort``, ``network`` (whether the sandbox lets commands into the network),
-    ``writable_roots`` (further directories the sandbox lets commands write to), ``private`` (names of variables no command may
-    see), ``trust_workspace`` (whether the workspace's own ``.codex`` is obeyed) and ``bridge`` (how LangBot's tools reach
-    Codex: ``auto``, ``http``, ``stdio``).
+    :data:`agent.confinement.SANDBOXES`), ``model``, ``effort``, ``network`` (whether the sandbox lets commands into the
+    network), ``writable_roots`` (further directories the sandbox lets commands write to), ``private`` (names of variables no
+    command may see), ``trust_workspace`` (whether the workspace's own ``.codex`` is obeyed) and ``bridge`` (how LangBot's tools
+    reach Codex: ``auto``, ``http``, ``stdio``).
     """
 
     def __init__(self) -> None:
@@ -54,28 +54,42 @@ class CodexDriver:
         return await asyncio.create_task(self._open(spec, launcher), name="codex-open", context=contextvars.Context())
 
     async def _open(self, spec: SessionSpec, launcher: Launcher) -> CodexSession:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + spec.startup_timeout
-        process = await _started(spec, launcher, deadline)
+        deadline = asyncio.get_running_loop().time() + spec.startup_timeout
+        held = keys.held_back(spec.env, spec.options.get("private"))
+        attempt = await self._greeted(spec, launcher, held, deadline)
+        try:
+            if needed := await attempt.needed():
+                # Only now it is known what the settings name, and a process keeps the environment it has.
+                await attempt.server.end()
+                attempt = await self._greeted(spec, launcher, held - needed, deadline)
+            return await self._session(attempt, attempt.spec, launcher)
+        except BaseException:
+            await attempt.server.end()
+            raise
+
+    async def _greeted(self, spec: SessionSpec, launcher: Launcher, held: frozenset[str], deadline: float) -> Opening:
+        """A started app-server that has shaken hands, without the variables ``held``."""
+        process = await _started(dataclasses.replace(spec, env=keys.masked(spec.env, held)), launcher, deadline)
         server = AppServer(process, Redactor(_secrets(spec)))
         try:
             server.peer.start()
             # An empty directory or ``~`` only has a meaning in its place.
             spec = dataclasses.replace(spec, cwd=process.directory)
             place = Place(f"{Path(spec.command[0]).name} login", launcher.label)
-            attempt = Opening(spec, server, local=launcher.local, place=place)
+            attempt = Opening(spec, server, local=launcher.local, place=place, held=held)
+            left = max(deadline - asyncio.get_running_loop().time(), 0.001)
             try:
-                await attempt.handshake(min(spec.initialize_timeout, max(deadline - loop.time(), 0.001)))
+                await attempt.handshake(min(spec.initialize_timeout, left))
             except AgentDied as exc:
                 raise _never_started(exc, spec, launcher) from None
-            return await self._session(attempt, spec, launcher)
         except BaseException:
             await server.end()
             raise
+        return attempt
 
     async def _session(self, attempt: Opening, spec: SessionSpec, launcher: Launcher) -> CodexSession:
         """The open session of an app-server that has shaken hands; what it takes is given back where that fails."""
-        server, sandbox = attempt.server, opening.sandbox_of(spec.options, spec.policy)
+        server, sandbox = attempt.server, confinement.sandbox_of(spec.options, spec.policy)
         async with contextlib.AsyncExitStack() as held:
             tools = await _host_tools(attempt, launcher)
             if tools is not None:
@@ -90,7 +104,7 @@ class CodexDriver:
             files = SessionFiles(server, spec.cwd, local=launcher.local)
             session = CodexSession(attempt, sandbox=sandbox, files=files, tools=tools, guards=guards.pop_all())
             held.pop_all()
-        if sandbox != opening.FULL_ACCESS and launcher.machine not in self._sandboxed:
+        if sandbox != confinement.FULL_ACCESS and launcher.machine not in self._sandboxed:
             session.check_sandbox(sandbox, self._sandboxed, launcher.machine)
         return session
 

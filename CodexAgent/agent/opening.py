@@ -8,8 +8,10 @@ Guarantees:
   never to a reviewer of Codex's own;
 - a workspace's own settings, rules, hooks and tool servers are obeyed only where the account's settings or the place's policy
   trust it;
-- all that is a run's own (MCP servers with their bearers, instructions, the environment's exclusions) travels over the
-  connection: nothing of it is on a command line, in the environment or in the account's files.
+- all that is a run's own (MCP servers with their bearers, keys, instructions, the environment's exclusions) travels over the
+  connection: nothing of it is on a command line, in the environment (:mod:`agent.keys` tells the exceptions) or in the
+  account's files;
+- commands in a sandbox cannot read the account's keys, or it is said that they can.
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from agent import confinement, keys
+from agent.confinement import FULL_ACCESS, sandbox_of
 from agent.failures import Place, detail_of, is_busy_thread, is_missing_thread
+from agent.keys import EXCLUDED
 from agent.peer import INTERNAL_ERROR, RpcError
 from agent.server import AppServer
-from pkg import limits, mcp_stdio_shim
+from pkg import limits, mcp_stdio_shim, runtime_support
 from pkg.agent_api import Json, McpServer, Notice, SessionSpec
 from pkg.agent_end import last_lines
 from pkg.errors import AgentProtocolError, SessionUnavailable
@@ -35,15 +40,6 @@ from pkg.lenient import as_dict, as_list, as_str
 CLIENT: Final = {"name": "langbot-coding-runner", "title": "LangBot coding runner", "version": "0.1.0"}
 LANGBOT: Final = "langbot_agent"
 """The name of LangBot's own tool server: what it offers was granted by the host already."""
-SANDBOXES: Final = ("read-only", "workspace-write", "danger-full-access")
-SANDBOX: Final = "workspace-write"
-"""What holds unless something else is chosen."""
-READ_ONLY: Final = "read-only"
-FULL_ACCESS: Final = "danger-full-access"
-
-EXCLUDED: Final = ("*KEY*", "*TOKEN*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*CREDENTIAL*", "LANGBOT_*")
-"""Variables that no command of the agent sees, by name; Codex ignores their case."""
-
 SYSTEM_HOME: Final = "/etc/codex"
 """Where a machine's administrator keeps settings and rules of Codex."""
 
@@ -83,17 +79,6 @@ class Opened:
     model: str = ""
     version: str = ""
     notices: list[Notice] = field(default_factory=list)
-
-
-def sandbox_of(options: Mapping[str, Json], policy: str) -> str:
-    """The sandbox mode for a spec's options and policy; the safe default for anything unknown.
-
-    Under ``allow-edits`` commands may only look: inside a writable sandbox Codex (0.171) runs them, and applies every patch,
-    unasked. In a read-only one each patch is asked about, and nothing else has an effect.
-    """
-    wanted = options.get("sandbox")
-    chosen = wanted if isinstance(wanted, str) and wanted in SANDBOXES else SANDBOX
-    return READ_ONLY if policy == "allow-edits" and chosen == SANDBOX else chosen
 
 
 def mcp_server_config(servers: Sequence[McpServer], *, bridge: str, local: bool) -> tuple[dict[str, dict[str, Any]], list[str]]:
@@ -150,28 +135,17 @@ def project_trust(cwd: str, own: Mapping[str, Any], trusted: bool) -> dict[str, 
 
 
 def key_provider(env: Mapping[str, str], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a thread's configuration by which a key in the environment is used, empty where there is none.
+    """The part of a thread's configuration by which a key in ``env`` is used, empty where there is none.
 
-    Codex (0.171) looks at ``OPENAI_API_KEY`` only for a provider that says so; signing in with it would write it to disk.
+    Codex (0.171) looks at ``OPENAI_API_KEY`` only for a provider that says so; signing in with it would write it to disk. What
+    is sent with a thread is kept in the process's memory only.
     """
     name = next((name for name in KEY_VARIABLES if env.get(name)), "")
     if not name:
         return {}
     address = env.get("OPENAI_BASE_URL") or as_str(own.get("openai_base_url")) or OPENAI
-    provider = {"name": "OpenAI", "base_url": address, "env_key": name, "wire_api": "responses"}
+    provider = {"name": "OpenAI", "base_url": address, "experimental_bearer_token": env[name], "wire_api": "responses"}
     return {"model_providers": {KEY_PROVIDER: provider}}
-
-
-def _writable(options: Mapping[str, Json], home: str) -> dict[str, Any]:
-    writable: dict[str, Any] = {}
-    if home.startswith("/tmp/"):
-        # Commands in the sandbox would write to the account's settings and to the programs of the sandbox itself.
-        writable["exclude_slash_tmp"] = True
-    if "network" in options:
-        writable["network_access"] = options["network"] is True
-    if roots := [as_str(each) for each in as_list(options.get("writable_roots"))]:
-        writable["writable_roots"] = roots
-    return writable
 
 
 def _tools_of_rollout(path: str) -> frozenset[str]:
@@ -188,9 +162,15 @@ def _tools_of_rollout(path: str) -> frozenset[str]:
 class Opening:
     """One attempt to open a thread on a started app-server."""
 
-    def __init__(self, spec: SessionSpec, server: AppServer, *, local: bool, place: Place) -> None:
-        """``local`` says whether the server runs on this machine; ``place`` tells people where to sign in."""
+    def __init__(
+        self, spec: SessionSpec, server: AppServer, *, local: bool, place: Place, held: frozenset[str] = frozenset()
+    ) -> None:
+        """``local`` says whether the server runs on this machine; ``place`` tells people where to sign in.
+
+        ``held`` are the variables of the session that the process does not hold.
+        """
         self.spec = spec
+        self._held = held
         self.server = server
         self._local = local
         self.place = place
@@ -203,6 +183,14 @@ class Opening:
         self.rules = False
         """Whether rules may let commands out of the sandbox unasked."""
         self._home = ""
+        self._own: dict[str, Any] | None = None
+        """The account's settings, once they are known; none where Codex cannot load them."""
+        self._account: dict[str, Any] = {}
+        self._private: list[str] = []
+        """The files that no command in a sandbox may read."""
+        self._confines = False
+        """Whether this Codex can keep them from it."""
+        self._looked = False
 
     async def handshake(self, seconds: float) -> None:
         """The server's own start. Raises :class:`pkg.errors.CodingError`."""
@@ -217,17 +205,42 @@ class Opening:
         self.opened.version = agent.partition("/")[2].partition(" ")[0][:100]
         await self.server.peer.notify("initialized")
 
+    async def look(self) -> None:
+        """Find out what holds here: the account's settings, its sign-in, its rules, and what commands can be kept from."""
+        self._looked = True
+        spec = self.spec
+        own, account, profiles, private, _ = await asyncio.gather(
+            self._asked("config/read", {"cwd": spec.cwd}),
+            self._asked("account/read", {}),
+            self._asked("permissionProfile/list", {"cwd": spec.cwd}),
+            self._private_files(),
+            self._find_rules(),
+        )
+        self._own = None if own is None else as_dict(own.get("config"))
+        self._account, self._private = as_dict(account), private
+        base = confinement.BASES.get(sandbox_of(spec.options, spec.policy))
+        known = [as_dict(each) for each in as_list(as_dict(profiles).get("data"))]
+        self._confines = any(each.get("id") == base and each.get("allowed") is not False for each in known)
+
+    async def needed(self) -> frozenset[str]:
+        """The variables held back that this account's Codex has to find in its environment after all.
+
+        Raises :class:`pkg.errors.CodingError`.
+        """
+        if not self._held:
+            return self._held
+        await self.look()
+        return self._held if self._own is None else keys.needed(self._own, self.spec.env, self._held)
+
     async def thread(self) -> None:
         """The thread, resumed or fresh. Raises :class:`pkg.errors.CodingError`."""
-        spec = self.spec
-        answers = await asyncio.gather(
-            self._asked("config/read", {"cwd": spec.cwd}), self._asked("account/read", {}), self._find_rules()
-        )
-        own, account = as_dict(as_dict(answers[0]).get("config")), as_dict(answers[1])
+        if not self._looked:
+            await self.look()
+        spec, own, account = self.spec, self._own or {}, self._account
         provider: dict[str, Any] = {}
         # Where Codex (0.171) cannot load the account's settings it speaks of its own provider's account instead.
         signed_out = account.get("requiresOpenaiAuth") is True and account.get("account", False) is None
-        if signed_out and answers[0] is not None:
+        if signed_out and self._own is not None:
             provider = key_provider(spec.env, own)
             if not provider:
                 raise SessionUnavailable("coding.agent_login_required", command=self.place.login, machine=self.place.machine)
@@ -244,6 +257,8 @@ class Opening:
         if self._skipped:
             names = ", ".join(dict.fromkeys(self._skipped))
             self.opened.notices.append(Notice("coding.mcp_servers_refused", level="warning", params={"names": names}))
+        if spec.policy == "never" and not self.opened.resumed:
+            self.opened.notices.append(Notice("coding.codex_never_asks", level="warning"))
         self.opened.model = as_str(result.get("model"))
 
     def _params(self, own: Mapping[str, Any], provider: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,17 +270,17 @@ class Opening:
         config: dict[str, Any] = {
             "shell_environment_policy": {"exclude": excluded_variables(policy.get("exclude"), options.get("private"))},
             "projects": (projects := project_trust(spec.cwd, own, options.get("trust_workspace") is True)),
-            **provider,
         }
+        for table, entries in (*keys.sent(own, spec.env, self._held).items(), *provider.items(), ("mcp_servers", servers)):
+            if entries:
+                config[table] = {**config.get(table, {}), **entries}
         # The rules of a workspace, or of a repository around it, that is obeyed are not looked for.
         above = [each for root, each in as_dict(own.get("projects")).items() if spec.cwd.startswith(f"{root.rstrip('/')}/")]
         obeyed = projects.get(spec.cwd) != {"trust_level": "untrusted"}
         self.rules = self.rules or obeyed or any(as_dict(each).get("trust_level") == "trusted" for each in above)
-        if servers:
-            config["mcp_servers"] = servers
         if effort := as_str(options.get("effort")):
             config["model_reasoning_effort"] = effort
-        if sandbox == "workspace-write" and (writable := _writable(options, self._home)):
+        if sandbox == confinement.SANDBOX and (writable := confinement.workspace_write(options, self._home)):
             config["sandbox_workspace_write"] = writable
         params: dict[str, Any] = {
             "cwd": spec.cwd,
@@ -298,7 +313,7 @@ class Opening:
 
     async def _fresh(self, params: dict[str, Any]) -> dict[str, Any]:
         try:
-            result = as_dict(await self._call("thread/start", params))
+            result = await self._confined("thread/start", params)
         except RpcError as exc:
             raise self._refused("thread/start", exc) from None
         self.opened.thread_id = as_str(as_dict(result.get("thread")).get("id"))
@@ -310,7 +325,7 @@ class Opening:
         """Reopen the stored thread; ``None`` when it is proven gone and a new one may replace it."""
         thread_id = self.spec.resume_session_id
         try:
-            result = as_dict(await self._call("thread/resume", {**params, "threadId": thread_id, "excludeTurns": True}))
+            result = await self._confined("thread/resume", {**params, "threadId": thread_id, "excludeTurns": True})
         except RpcError as exc:
             if is_busy_thread(exc):
                 raise SessionUnavailable("coding.session_busy", retryable=True) from None
@@ -323,6 +338,49 @@ class Opening:
         self.opened.thread_id = as_str(as_dict(result.get("thread")).get("id")) or thread_id
         self.opened.resumed = True
         return result
+
+    async def _confined(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """Open a thread whose commands cannot read the account's keys; where that is not to be had, as it can be, and say so.
+
+        Raises :class:`RpcError`, and :class:`pkg.errors.AgentProtocolError` where Codex takes the wish and does not fulfil it.
+        """
+        if params["sandbox"] == FULL_ACCESS:
+            return as_dict(await self._call(method, params))
+        if self._confines:
+            try:
+                wanted = confinement.confined(params, self._own or {}, self._private)
+                # A workspace with many skills takes long, see there.
+                seconds = max(self.spec.startup_timeout, self.spec.initialize_timeout)
+                result = as_dict(await self._call(method, wanted, seconds))
+            except RpcError as exc:
+                # An administrator's requirements may allow none but certain profiles.
+                if "permission" not in exc.message.lower():
+                    raise
+                self._confines = False
+            else:
+                if as_dict(result.get("activePermissionProfile")).get("id") != confinement.PROFILE:
+                    raise AgentProtocolError("coding.agent_protocol", step=method)
+                return result
+        result = as_dict(await self._call(method, params))
+        self.opened.notices.append(
+            Notice("coding.account_readable", level="warning", params={"machine": self.place.machine}),
+        )
+        return result
+
+    async def _private_files(self) -> list[str]:
+        """The files that hold the account's keys, and those of the one that Codex uses where none is named."""
+        home = self._home
+        if self._local:
+            usual = Path(self.spec.env.get("HOME") or runtime_support.home_directory()) / ".codex"
+            homes = [Path(home)] if home else []
+            return await asyncio.to_thread(confinement.private_files, [*homes, usual])
+        command = ["sh", "-c", confinement.PRIVATE_ELSEWHERE, "sh", home]
+        params = {"command": command, "sandboxPolicy": {"type": "readOnly"}, "timeoutMs": int(limits.CODEX_PROBE_SECONDS * 500)}
+        found = as_str(as_dict(await self._asked("command/exec", params)).get("stdout")).splitlines()
+        # Where the sandbox cannot run this, it runs no command either.
+        return [*dict.fromkeys(path for path in found if path.startswith("/"))] or [
+            f"{home}/{name}" for name in confinement.PRIVATE
+        ]
 
     # ---- calls
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from agent import DRIVERS
+from agent.confinement import SANDBOX
 from agent.form import CodexPluginSettings, CodexSettings
-from agent.opening import SANDBOX
 from pkg.agent_api import Json, SessionSpec
 from pkg.product import Product, SpecInputs
 from pkg.settings import secret_names

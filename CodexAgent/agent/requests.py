@@ -103,9 +103,10 @@ def refuse(request_id: RequestId, method: str) -> Reply:
 class ServerRequests:
     """The open requests of one thread."""
 
-    def __init__(self, changes: Callable[[str], Changes | None]) -> None:
-        """``changes`` finds the file changes that an item announced."""
+    def __init__(self, changes: Callable[[str], Changes | None], directory: str = "") -> None:
+        """``changes`` finds the file changes that an item announced; ``directory`` is where the thread works."""
         self._changes = changes
+        self._directory = directory
         self._open: dict[str, _Open] = {}
         self._count = 0
 
@@ -130,10 +131,10 @@ class ServerRequests:
         name = f"{request_id}-{self._count}"
         match method:
             case "item/commandExecution/requestApproval":
-                return self._approval(name, request_id, method, _command(name, params))
+                return self._approval(name, request_id, method, _command(name, params, self._directory))
             case "item/fileChange/requestApproval":
                 changes = None if child else self._changes(as_str(params.get("itemId")))
-                return self._approval(name, request_id, method, _file_change(name, params, changes))
+                return self._approval(name, request_id, method, _file_change(name, params, changes, self._directory))
             case "mcpServer/elicitation/request":
                 return self._elicitation(name, request_id, params)
         return self._input(name, request_id, params)
@@ -145,10 +146,12 @@ class ServerRequests:
             return None
         return Reply(found.request_id, found.answered(answer)), found.allows(answer)
 
-    def resolved(self, request_id: Json) -> None:
-        """The app-server says that a request needs no answer any more."""
-        for name in [name for name, each in self._open.items() if each.request_id == request_id]:
+    def resolved(self, request_id: Json) -> list[Notice]:
+        """The app-server says that a request needs no answer any more: what was open of it is told."""
+        names = [name for name, each in self._open.items() if each.request_id == request_id]
+        for name in names:
             del self._open[name]
+        return [Notice("agent.request_withdrawn", name) for name in names]
 
     def withdraw(self) -> list[Reply]:
         """The turn is over or being cancelled: refuse whatever is open."""
@@ -174,7 +177,7 @@ class ServerRequests:
     def _elicitation(self, name: str, request_id: RequestId, params: Mapping[str, Any]) -> Outcome:
         meta = as_dict(params.get("_meta"))
         if meta.get("codex_approval_kind") == "mcp_tool_call":
-            event = _tool_approval(name, params, meta)
+            event = _tool_approval(name, params, meta, self._directory)
             offered = {choice.choice_id for choice in event.choices}
 
             def approved(answer: Answer) -> Json:
@@ -212,7 +215,7 @@ class ServerRequests:
             QuestionField(
                 as_str(each.get("id")),
                 as_str(each.get("question")) or as_str(each.get("header")),
-                "select" if as_list(each.get("options")) and each.get("isOther") is not True else "text",
+                "select" if as_list(each.get("options")) else "text",
                 options=tuple(
                     (label, label)
                     for option in map(as_dict, as_list(each.get("options")))
@@ -222,6 +225,7 @@ class ServerRequests:
                     f"{as_str(option.get('label'))}: {as_str(option.get('description'))}"
                     for option in map(as_dict, as_list(each.get("options")))
                 ),
+                custom=each.get("isOther") is True,
             )
             for each in open_ones
         )
@@ -243,7 +247,7 @@ class ServerRequests:
 # ------------------------------------------------------------------ requests as events
 
 
-def _command(name: str, params: Mapping[str, Any]) -> ApprovalRequested:
+def _command(name: str, params: Mapping[str, Any], directory: str) -> ApprovalRequested:
     given = as_str(params.get("command"))
     command, cut = bounded(shown_command(given), limits.ACP_COMMAND_CHARS)
     kind = as_str(params.get("kind")) or "command"
@@ -265,7 +269,7 @@ def _command(name: str, params: Mapping[str, Any]) -> ApprovalRequested:
         tool_call_id=as_str(params.get("itemId")),
         command=command,
         reason="\n".join(filter(None, reason)),
-        cwd=as_str(params.get("cwd")),
+        cwd=as_str(params.get("cwd")) or directory,
         complete=whole,
     )
 
@@ -279,7 +283,7 @@ def _offered(params: Mapping[str, Any]) -> tuple[Choice, ...]:
     return _WITHOUT_SESSION if params.get("kind") == "humanCommand" else CHOICES
 
 
-def _file_change(name: str, params: Mapping[str, Any], changes: Changes | None) -> ApprovalRequested:
+def _file_change(name: str, params: Mapping[str, Any], changes: Changes | None, directory: str) -> ApprovalRequested:
     root = as_str(params.get("grantRoot"))
     reason = [as_str(params.get("reason")), f"write access below {root}" if root else ""]
     paths = changes.paths if changes is not None else ()
@@ -292,11 +296,12 @@ def _file_change(name: str, params: Mapping[str, Any], changes: Changes | None) 
         paths=(*paths, root) if root else paths,
         diffs=changes.diffs if changes is not None else (),
         reason="\n".join(filter(None, reason)),
+        cwd=directory,
         complete=changes is not None and changes.whole and not root,
     )
 
 
-def _tool_approval(name: str, params: Mapping[str, Any], meta: Mapping[str, Any]) -> ApprovalRequested:
+def _tool_approval(name: str, params: Mapping[str, Any], meta: Mapping[str, Any], directory: str) -> ApprovalRequested:
     server, tool = as_str(params.get("serverName")), as_str(meta.get("tool_name"))
     shown, cut = compact({"tool": f"{server}.{tool}", "arguments": meta.get("tool_params")}, limits.ACP_COMMAND_CHARS)
     persists = "session" in as_list(meta.get("persist"))
@@ -307,7 +312,9 @@ def _tool_approval(name: str, params: Mapping[str, Any], meta: Mapping[str, Any]
         CHOICES if persists else _WITHOUT_SESSION,
         command=shown,
         reason=as_str(meta.get("tool_description")) or as_str(params.get("message")),
+        cwd=directory,
         complete=bool(server or tool) and not cut and "tool_params" in meta,
+        tool=f"mcp:{server}.{tool}" if server and tool and "." not in server else "",
     )
 
 

@@ -22,12 +22,12 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Coroutine
 from typing import Any
 
-from agent import opening
+from agent import confinement, opening
 from agent.failures import agent_error, detail_of, is_busy_thread, is_stale_turn, turn_error
 from agent.files import SessionFiles
 from agent.opening import Opening
 from agent.peer import RequestId, RpcError
-from agent.prompts import text_item, user_input
+from agent.prompts import user_input
 from agent.requests import TOOL_CALL, Reply, ServerRequests, refuse
 from agent.tools import HostTools
 from agent.translate import Translator, unknown
@@ -125,14 +125,14 @@ class CodexSession:
         self._tools = tools
         self._bridged = attempt.bridged
         # A rule that allows a command lets it run outside of the sandbox (Codex 0.171), and nothing tells which did.
-        self._sandboxed = sandbox != opening.FULL_ACCESS and not attempt.rules
+        self._sandboxed = sandbox != confinement.FULL_ACCESS and not attempt.rules
         self._escaped = False
         """Whether something may run, or have left something running, that ending this thread's own commands does not end:
         outside of the sandbox, or for a thread that Codex started for this one."""
         self._events = EventBuffer()
         self._translator = Translator()
         self._tracker = TurnTracker()
-        self._requests = ServerRequests(self._translator.changes)
+        self._requests = ServerRequests(self._translator.changes, files.directory)
         self._turn: _Turn | None = None
         self._closing = False
         self._dead = False
@@ -167,7 +167,10 @@ class CodexSession:
 
     @property
     def capabilities(self) -> SessionCapabilities:
-        """Codex takes pictures and messages in the middle of a turn; LangBot's tools are renewable where they go through us."""
+        """Codex takes pictures and messages in the middle of a turn; LangBot's tools are renewable where they go through us.
+
+        No answer of its protocol (0.171) has a place for words: those of a denial are for whoever answers to steer.
+        """
         return SessionCapabilities(steer=True, images=True, live_mcp=self._bridged)
 
     @property
@@ -270,16 +273,13 @@ class CodexSession:
             turn.steered.remove(steered)
 
     async def answer(self, request_id: str, answer: Answer) -> bool:
-        """Answer an open approval or question; false when it is not open (any more)."""
+        """Answer an open approval or question; false when it is not open (any more). Its ``message`` is not sent."""
         found = self._requests.answer(request_id, answer)
         if found is None:
             return False
         reply, allowed = found
         self._escaped = self._escaped or allowed
         self._reply(reply)
-        turn = self._turn
-        if answer.message.strip() and not allowed and turn is not None:
-            await self._steer(turn, [text_item(answer.message)])
         return True
 
     async def renew_mcp(self, servers: tuple[McpServer, ...]) -> bool:
@@ -447,7 +447,7 @@ class CodexSession:
         if child:
             self._escaped = True
             if method == "serverRequest/resolved":
-                self._requests.resolved(params.get("requestId"))
+                self._resolved(params)
             return
         turn = self._turn
         match method:
@@ -456,7 +456,7 @@ class CodexSession:
                     self._completed(turn, end)
                 return
             case "serverRequest/resolved":
-                self._requests.resolved(params.get("requestId"))
+                self._resolved(params)
                 return
             case "warning" | "configWarning" | "deprecationNotice" | "guardianWarning" | "model/rerouted":
                 said = as_str(params.get("message")) or as_str(params.get("summary"))
@@ -480,6 +480,10 @@ class CodexSession:
         if turn is None or turn.over.is_set() or (turn_id and not self._tracker.belongs(turn_id)):
             return
         self._of_turn(turn, method, params)
+
+    def _resolved(self, params: Message) -> None:
+        for notice in self._requests.resolved(params.get("requestId")):
+            self._events.put(notice)
 
     def _named(self, params: Message) -> bool:
         """Whether a message names the open turn by the id that is known for it already."""

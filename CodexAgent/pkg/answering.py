@@ -14,7 +14,7 @@ from typing import Final
 
 from langbot_plugin.api.entities.builtin.runner.interaction import InteractionSubmission
 
-from pkg.agent_api import ApprovalRequested, Choice
+from pkg.agent_api import ApprovalRequested, Choice, Json
 from pkg.identity import Actor, Conversation
 from pkg.interactions import Again, Decided, OpenRequest, Outcome, Unclear, answer_like
 from pkg.open_record import OpenRecord, record_from
@@ -24,17 +24,10 @@ from pkg.session_store import SessionStore
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The answer to a parked turn's request."""
+    """A run for a parked turn: with the answer to its request, or to hear what became of one that waits for none any more."""
 
     turn: ParkedTurn
-    decided: Decided
-
-
-@dataclass(frozen=True, slots=True)
-class Further:
-    """The request has another step, to be shown now."""
-
-    turn: ParkedTurn
+    decided: Decided | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +36,14 @@ class Told:
 
     text_key: str
     params: Mapping[str, str] = field(default_factory=lambda: types.MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class Further:
+    """The request has another step, to be shown now; or the same one again, for what is ``wrong`` with what was sent."""
+
+    turn: ParkedTurn
+    wrong: Told | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +81,21 @@ def meaning(
             return None
         if not turn.may_answer(actor):
             return Told("approval.not_yours")
-        return _of(turn, actor, turn.request.pressed(submission.action_id or "", submission.values))
+        if not turn.waits:
+            return Resumed(turn, None)
+        outcome = turn.request.pressed(submission.action_id or "", submission.values)
+        if isinstance(outcome, Unclear) and not turn.request.answered:
+            # The host takes a submission once, so that nothing can be pressed or sent again that is not shown again.
+            return Further(turn, Told(outcome.text_key, outcome.params))
+        return _of(turn, actor, outcome)
     turn = parked.of(key)
     if turn is not None and not turn.may_answer(actor):
         return Told("approval.waiting_for_other", {"action": turn.request.described()})
+    if turn is not None and not turn.waits:
+        return Resumed(turn, None)
     if turn is not None:
         return _of(turn, actor, turn.request.understand(text))
-    others = [each for each in parked.in_chat(conversation) if each.may_answer(actor)]
+    others = [each for each in parked.in_chat(conversation) if each.waits and each.may_answer(actor)]
     writing = next((each for each in others if each.answering == actor), None)
     if writing is not None:
         return _of(writing, actor, writing.request.understand(text))
@@ -109,9 +118,7 @@ def _of(turn: ParkedTurn, actor: Actor, outcome: Outcome) -> Meaning:
             return Told(text_key, params)
 
 
-async def late(
-    store: SessionStore, parked: ParkedTurns, who: str, submission: InteractionSubmission | None, text: str
-) -> Late | Told | None:
+async def late(store: SessionStore, who: str, submission: InteractionSubmission | None, text: str) -> Late | Told | None:
     """What a press or a message says about a request that nobody knows any more but the host's state (``store``).
 
     ``who`` names the person as :class:`OpenRecord` has it.
@@ -119,14 +126,23 @@ async def late(
     if submission is None and not answer_like(text):
         return None
     record = record_from(await store.load())
-    known = record is not None and record.who == who and not record.expired and not parked.over(record.interaction_id)
+    known = record is not None and record.who == who and not record.expired
     if record is None or not known or (submission is not None and record.interaction_id != submission.interaction_id):
         return None if submission is None else Told("approval.over")
     if record.kind == "question":
-        values = {} if submission is None else submission.values
-        said = text if submission is None else ", ".join(map(str, values.values()))
-        return Late(record, allowed=False, text=said)
+        said = text if submission is None else _written(submission.values)
+        return Late(record, allowed=False, text=said) if said.strip() else Told("approval.over")
     request = OpenRequest(_ANY, machine="-", directory="-", limit=None)
     outcome = request.understand(text) if submission is None else request.pressed(submission.action_id or "", submission.values)
     allowed = isinstance(outcome, Decided) and outcome.decision in ("allow_once", "allow_session")
     return Late(record, allowed, outcome.answer.message if isinstance(outcome, Decided) else "")
+
+
+def _written(values: Mapping[str, Json]) -> str:
+    """What was sent with a form that nobody knows any more: one value as it is, several by their names."""
+    lines = {
+        name: ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        for name, value in values.items()
+        if value is not None
+    }
+    return "\n".join(lines.values() if len(lines) == 1 else (f"{name}: {value}" for name, value in lines.items()))

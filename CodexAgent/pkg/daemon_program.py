@@ -28,18 +28,22 @@ from typing import Any, Final
 from pkg import limits, runtime_support
 from pkg.agent_api import (
     AgentDriver,
+    AgentEvent,
     AgentSession,
+    ApprovalRequested,
     CodecError,
     Json,
     McpServer,
     Notice,
+    QuestionAsked,
     SessionSpec,
+    TurnEnded,
     answer_from_json,
     mcp_server_from_json,
     prompt_from_json,
     to_json,
 )
-from pkg.daemon_audit import Audit
+from pkg.daemon_audit import Audit, JobRecord
 from pkg.daemon_jobs import DurableJobTable, JobLauncher
 from pkg.daemon_policy import Admitted, AgentEntry, Policy, workspace
 from pkg.errors import CodingError, ProcessCleanupUnconfirmed, Refused, SessionUnavailable, TurnInProgress
@@ -80,8 +84,11 @@ class Slots:
 class _Live:
     """A job's session, from the moment the job was admitted."""
 
-    def __init__(self, proxy: LocalMCPProxy | None) -> None:
+    def __init__(self, proxy: LocalMCPProxy | None, record: JobRecord) -> None:
         self.proxy = proxy
+        self.record = record
+        self.asked: dict[str, ApprovalRequested | QuestionAsked] = {}
+        """What the agent asked in this turn, for the record of what was answered."""
         self.opened: asyncio.Future[AgentSession] = asyncio.get_running_loop().create_future()
         self.turns = asyncio.Lock()
         """Keeps the hub's words in their order."""
@@ -89,6 +96,15 @@ class _Live:
     def servers(self, asked: tuple[McpServer, ...]) -> tuple[McpServer, ...]:
         """The session's MCP servers: those asked for, and LangBot's tools."""
         return asked if self.proxy is None else (*asked, self.proxy.mcp_server())
+
+    def heard(self, event: AgentEvent) -> None:
+        """Remember what the agent asks, as long as its turn lasts."""
+        if isinstance(event, ApprovalRequested | QuestionAsked):
+            while len(self.asked) >= limits.DAEMON_ASKED:
+                self.asked.pop(next(iter(self.asked)))
+            self.asked[event.request_id] = event
+        elif isinstance(event, TurnEnded):
+            self.asked.clear()
 
 
 class Daemon(AgentRuntimeDaemonClient):
@@ -130,7 +146,7 @@ class Daemon(AgentRuntimeDaemonClient):
                 with self._slots.taken(admitted.agent):
                     log.info("job %s: agent %s", job_id, admitted.agent.name)
                     record.started(admitted.agent.name, admitted.spec.cwd)
-                    await self._session(job_id, admitted)
+                    await self._session(job_id, admitted, record)
         except CodingError as exc:
             log.warning("job %s failed: %s", job_id, exc.for_log)
             if exc.detail:
@@ -212,7 +228,7 @@ class Daemon(AgentRuntimeDaemonClient):
 
     # -------------------------------------------------------------- a session
 
-    async def _session(self, job_id: str, admitted: Admitted) -> None:
+    async def _session(self, job_id: str, admitted: Admitted, record: JobRecord) -> None:
         spec = admitted.spec
         # The guards are the outer ones: a session that is still ending may still write.
         async with contextlib.AsyncExitStack() as guards, contextlib.AsyncExitStack() as held:
@@ -220,7 +236,7 @@ class Daemon(AgentRuntimeDaemonClient):
             if proxy is not None:
                 proxy.start()
                 held.callback(proxy.stop)
-            live = self._live[job_id] = _Live(proxy)
+            live = self._live[job_id] = _Live(proxy, record)
             held.callback(self._live.pop, job_id, None)
             spec = dataclasses.replace(spec, mcp_servers=live.servers(spec.mcp_servers))
             launcher = JobLauncher(LocalLauncher(recorded_path=self._policy.path), self._table, job_id)
@@ -243,6 +259,7 @@ class Daemon(AgentRuntimeDaemonClient):
             await self.emit_event(job_id, _opened(session))
             live.opened.set_result(session)
             async for event in session.events():
+                live.heard(event)
                 await self._told(job_id, to_json(event))
 
     async def _told(self, job_id: str, event: Json) -> None:
@@ -259,7 +276,11 @@ class Daemon(AgentRuntimeDaemonClient):
         if verb == "steer":
             return await session.steer(prompt_from_json(value))
         if verb == "answer":
-            return await session.answer(str(value["request_id"]), answer_from_json(value["answer"]))
+            request_id, answer = str(value["request_id"]), answer_from_json(value["answer"])
+            in_time = await session.answer(request_id, answer)
+            if (request := live.asked.get(request_id)) is not None:
+                live.record.answered(request, answer, in_time=in_time)
+            return in_time
         servers = tuple(mcp_server_from_json(item) for item in value["servers"])
         self._policy.check_servers(servers)
         return await session.renew_mcp(live.servers(servers))

@@ -26,6 +26,7 @@ ACCEPT: Final = "accept"
 
 Decision = Literal["allow_once", "allow_session", "deny", "answered", "cancelled"]
 Style = Literal["default", "primary", "danger"]
+FieldType = Literal["text", "textarea", "select", "multiselect", "number", "boolean"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +63,47 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
+class FormSurface:
+    """What the forms of a surface can hold, as the host says it; ``max_fields`` is ``None`` where it says no number."""
+
+    field_types: frozenset[str]
+    max_fields: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FormField:
+    """One field of a form; ``options`` are pairs of the value that comes back and the label."""
+
+    field_id: str
+    label: str
+    type: FieldType
+    required: bool = False
+    options: tuple[tuple[str, str], ...] = ()
+    default: Json = None
+
+
+@dataclass(frozen=True, slots=True)
 class Shown:
-    """One step as it is shown; ``text`` is the whole of it as one message, for surfaces without buttons."""
+    """One step as it is shown; ``text`` is the whole of it as one message, for surfaces without buttons.
+
+    A form has ``fields`` and no options: no adapter of LangBot 4.11.2 renders actions beside fields, each that renders fields
+    has a button of its own to send them. ``text`` holds the first of its fields only, as the rest is asked after it.
+    """
 
     title: str
     description: str
     options: tuple[Option, ...]
     text: str
-    kind: Literal["confirmation", "choice"] = "confirmation"
+    kind: Literal["confirmation", "choice", "form"] = "confirmation"
+    fields: tuple[FormField, ...] = ()
+
+    @property
+    def rich(self) -> bool:
+        """Whether there is anything to press or to fill in."""
+        return bool(self.options or self.fields)
 
     def request(self, interaction_id: str, expires_at: int) -> InteractionRequest:
-        """The step as the host takes it: actions only. ``expires_at`` is in seconds since the epoch."""
+        """The step as the host takes it: actions only, or fields only. ``expires_at`` is in seconds since the epoch."""
         from langbot_plugin.api.entities.builtin.runner import interaction
 
         return interaction.InteractionRequest(
@@ -80,6 +111,17 @@ class Shown:
             kind=self.kind,
             title=self.title,
             description=self.description,
+            fields=[
+                interaction.InteractionField(
+                    id=item.field_id,
+                    label=item.label,
+                    type=item.type,
+                    required=item.required,
+                    options=[interaction.InteractionOption(value=value, label=label) for value, label in item.options],
+                    default=item.default,
+                )
+                for item in self.fields
+            ],
             actions=[
                 interaction.InteractionAction(id=option.option_id, label=option.label, style=option.style)
                 for option in self.options

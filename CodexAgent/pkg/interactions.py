@@ -16,12 +16,23 @@ from collections.abc import Callable, Mapping
 from pkg import limits
 from pkg.agent_api import ApprovalRequested, Json, QuestionAsked
 from pkg.approval_steps import ApprovalSteps
-from pkg.interaction_parts import Again, Decided, Option, Outcome, Shown, Unclear, known
+from pkg.interaction_parts import Again, Decided, FormSurface, Option, Outcome, Shown, Unclear, known
 from pkg.interaction_words import answer_like
 from pkg.question_steps import QuestionSteps
 from pkg.text_split import Limit
 
-__all__ = ["Again", "Decided", "OpenRequest", "Option", "Outcome", "Shown", "Unclear", "answer_like", "digest"]
+__all__ = [
+    "Again",
+    "Decided",
+    "FormSurface",
+    "OpenRequest",
+    "Option",
+    "Outcome",
+    "Shown",
+    "Unclear",
+    "answer_like",
+    "digest",
+]
 
 
 def digest(event: ApprovalRequested) -> str:
@@ -62,16 +73,28 @@ class OpenRequest:
         )
         self._decided = False
 
-    def shown(self, language: str, minutes: int) -> Shown:
-        """The current step; ``minutes`` are left until it expires."""
-        return self._steps.shown(language, max(1, min(minutes, limits.INTERACTION_MINUTES)))
+    @property
+    def answered(self) -> bool:
+        """Whether it is decided."""
+        return self._decided
+
+    def shown(self, language: str, minutes: int, surface: FormSurface | None = None) -> Shown:
+        """The current step; ``minutes`` are left until it expires.
+
+        Where ``surface`` holds all that is left of a question, that is one form; :meth:`pressed` then takes what was sent with
+        it, and a typed message still answers its first field.
+        """
+        left = max(1, min(minutes, limits.INTERACTION_MINUTES))
+        if isinstance(self._steps, QuestionSteps):
+            return self._steps.shown(language, left, surface)
+        return self._steps.shown(language, left)
 
     def understand(self, text: str) -> Outcome:
         """What a typed message means here."""
         return self._once(lambda: self._steps.understand(text))
 
     def pressed(self, option_id: str, values: Mapping[str, Json]) -> Outcome:
-        """What a button means here, or (with an empty ``option_id``) what was selected."""
+        """What a button means here, or (with an empty ``option_id``) what was selected or sent with a form."""
         return self._once(lambda: self._steps.pressed(option_id, values))
 
     def described(self) -> str:

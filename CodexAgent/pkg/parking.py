@@ -6,14 +6,14 @@ which takes the turn back and goes on in the same process.
 Guarantees:
 
 - a parked turn keeps its session, its locks and its messages; it is in no pool and pushed out by nothing;
-- it is taken back by one run, once; whoever comes later finds nothing;
+- it is taken back by one run, once; whoever comes later finds nothing, not even in what the host's state still says of it;
 - what the agent says meanwhile is kept up to ``limits.PARKED_EVENT_BYTES``; then text and progress are left out, told by one
   notice, while requests and the turn's end are kept;
 - on its deadline the turn is cancelled, and so it is when it is stopped or its installation ends; a session that ended its turn
   in time is kept as any other, else it is closed. When the agent ends by itself its session is released at once;
 - what became of a turn that nobody answered is told at once where there is a way, else it is the first line of the next run;
-- a request that expired, was stopped or was not needed any more is over for good (:meth:`ParkedTurns.over`); only where the
-  agent itself is gone may a later answer still resume its session.
+- a request that expired, was stopped or was not needed any more is answered by nothing any more (:meth:`ParkedTurns.settle`);
+  only where the agent itself is gone may a later answer still resume its session.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+WITHDRAWN: Final = "agent.request_withdrawn"
+"""The code of the notice by which a driver says that the agent took a request (its text) back."""
 _ALWAYS_KEPT: Final = (ApprovalRequested, QuestionAsked, SessionStarted, TurnEnded)
 
 
@@ -126,6 +128,8 @@ class ParkedTurn:
         self.messages = tuple(messages)
         self.tell = tell
         self.state = State.WAITING
+        self.withdrawn = False
+        """The agent took its request back and works on, unheard."""
         self.answering: Actor | None = None
         """Whoever has begun to answer: the next message of theirs belongs to it."""
         self._bytes = 0
@@ -142,8 +146,15 @@ class ParkedTurn:
             return True
         return actor == self.requester and actor.sender_id == self.requester.sender_id
 
+    @property
+    def waits(self) -> bool:
+        """Whether the agent still waits for the answer."""
+        return self.held.turn_open and not self.withdrawn
+
     def keep(self, event: AgentEvent) -> None:
         """Take what the agent said meanwhile."""
+        if isinstance(event, Notice) and event.code == WITHDRAWN and event.text == self.request.event.request_id:
+            self.withdrawn = True
         if isinstance(event, TurnEnded):
             self.held.turn_open = False
         if not isinstance(event, _ALWAYS_KEPT):
@@ -169,7 +180,7 @@ class ParkedTurns:
         self._capacity = capacity
         self._turns: dict[str, ParkedTurn] = {}
         self._outcomes: OrderedDict[str, Outcome] = OrderedDict()
-        self._over: OrderedDict[str, None] = OrderedDict()
+        self._settled: OrderedDict[str, None] = OrderedDict()
         self._ending: set[asyncio.Task[None]] = set()
         self._shut = False
 
@@ -208,6 +219,7 @@ class ParkedTurns:
         """Take the turn back for a run; false when it has ended or another run was first."""
         if turn.state is not State.WAITING:
             return False
+        self.settle(turn.interaction_id)
         self._leave(turn, State.TAKEN)
         return True
 
@@ -215,13 +227,18 @@ class ParkedTurns:
         """Cancel the turn because somebody who may wants it; false when it has ended already."""
         if turn.state is not State.WAITING:
             return False
-        self._closed(turn)
+        self.settle(turn.interaction_id)
         self._end(turn, None)
         return True
 
-    def over(self, interaction_id: str) -> bool:
-        """Whether a request that was shown under this id has ended here for good, so that no answer counts any more."""
-        return interaction_id in self._over
+    def settle(self, interaction_id: str) -> bool:
+        """Let what was shown under this id be answered for the last time; false when it was already."""
+        if interaction_id in self._settled:
+            return False
+        self._settled[interaction_id] = None
+        while len(self._settled) > limits.SETTLED_REQUESTS:
+            self._settled.popitem(last=False)
+        return True
 
     def take_outcome(self, key: str) -> Outcome | None:
         """What became of the turn that was parked under ``key`` last, if nobody was told yet; told once."""
@@ -257,15 +274,10 @@ class ParkedTurns:
                 turn.keep(event)
             elif channel.ended or (left := turn.until - time.monotonic()) <= 0:
                 if not channel.ended or not turn.held.turn_open:
-                    self._closed(turn)
+                    self.settle(turn.interaction_id)
                 self._end(turn, _outcome(turn))
             else:
                 await channel.wait(left)
-
-    def _closed(self, turn: ParkedTurn) -> None:
-        self._over[turn.interaction_id] = None
-        while len(self._over) > limits.PARKED_OUTCOMES:
-            self._over.popitem(last=False)
 
     async def _ended(self, turn: ParkedTurn, outcome: Outcome | None, *, revoked: bool) -> None:
         try:
@@ -289,7 +301,7 @@ class ParkedTurns:
 
 def _outcome(turn: ParkedTurn) -> Outcome:
     said = "".join(event.text for event in turn.held.early if isinstance(event, TextDelta))[: limits.NOTICE_CHARS // 2]
-    if not turn.held.turn_open:
+    if not turn.waits:
         return Outcome("approval.not_needed", turn.request.described(), said)
     key = "approval.agent_gone" if turn.held.channel.ended else "approval.expired"
     return Outcome(key, turn.request.described(), said)

@@ -639,11 +639,26 @@ def test_a_call_has_a_title(name: str, given: dict[str, Any], title: str, kind: 
     assert (tools.title_of(name, given), tools.kind_of(name)) == (title, kind)
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("mcp__lb__find_it", "mcp:lb.find_it"),
+        ("mcp__lb__find__it", ""),
+        ("mcp__a.b__c", ""),
+        ("mcp__lb", "mcp__lb"),
+        ("PowerShell", "PowerShell"),
+    ],
+)
+def test_a_tool_has_a_name_for_rules(name: str, told: str) -> None:
+    """Our rule: none where it cannot be told which server it is of."""
+    assert tools.rule_name(name) == told
+
+
 def test_a_huge_change_is_not_whole() -> None:
     """Our rule: what cannot be shown whole is not offered as complete."""
     diffs, whole = tools.changes_of("Write", {"file_path": "/a", "content": "x" * (limits.ACP_DIFF_CHARS + 1)})
     assert not whole and diffs[0].truncated
-    assert tools.changes_of("NotebookEdit", {"notebook_path": "/a"}) == ((), False)
+    assert tools.changes_of("MultiEdit", {"edits": []}) == ((), False)
 
 
 def test_an_interrupted_result_is_no_error() -> None:

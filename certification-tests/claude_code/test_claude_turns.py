@@ -26,6 +26,7 @@ from claude_harness import (
     until,
 )
 
+from agent.command import ASKED
 from agent.driver import ClaudeCodeDriver
 from agent.session import ClaudeSession
 from agent.turns import State
@@ -172,7 +173,8 @@ async def test_the_program_is_started_for_an_untrusted_workspace(tmp_path: Path)
         argv, env = received(log)[0]["argv"], received(log)[0]["env"]
         assert argv[argv.index("--setting-sources") + 1] == "user"
         assert "--strict-mcp-config" in argv
-        assert json.loads(argv[argv.index("--settings") + 1]) == {"crossSessionInbound": "refuse", "disableAllHooks": True}
+        settings = {"crossSessionInbound": "refuse", "disableAllHooks": True, "permissions": {"ask": list(ASKED)}}
+        assert json.loads(argv[argv.index("--settings") + 1]) == settings
         assert argv[argv.index("--permission-mode") + 1] == "default"
         assert f"--session-id={session.session_id}" in argv
         assert not any("skip-permissions" in item for item in argv)
@@ -187,7 +189,8 @@ async def test_a_trusted_workspace_brings_its_own_settings(tmp_path: Path) -> No
         argv = received(log)[0]["argv"]
         assert argv[argv.index("--setting-sources") + 1] == "user,project,local"
         assert "--strict-mcp-config" not in argv
-        assert json.loads(argv[argv.index("--settings") + 1]) == {"crossSessionInbound": "refuse"}
+        settings = {"crossSessionInbound": "refuse", "permissions": {"ask": list(ASKED)}}
+        assert json.loads(argv[argv.index("--settings") + 1]) == settings
         assert "appendSystemPrompt" not in requests(log, "initialize")[0]
 
 

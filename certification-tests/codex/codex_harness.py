@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from agent.confinement import BASES, sandbox_of
 from agent.driver import CodexDriver
 from agent.failures import Place
 from agent.files import SessionFiles
-from agent.opening import Opening, sandbox_of
+from agent.opening import Opening
 from agent.server import AppServer
 from agent.session import CodexSession
 from pkg.agent_api import AgentEvent, Answer, ApprovalRequested, Prompt, QuestionAsked, SessionSpec, TextDelta, TurnEnded
@@ -144,6 +145,20 @@ def ended(events: list[AgentEvent]) -> TurnEnded:
 def received(place: Path, method: str) -> list[dict[str, Any]]:
     """The parameters of every message of one method that the app-server received."""
     return [line.get("params") or {} for line in log_of(place) if line.get("method") == method]
+
+
+def sandbox_in(params: Mapping[str, Any]) -> str:
+    """The sandbox mode that a thread's parameters mean, by name or by a profile of its own."""
+    if "sandbox" in params:
+        return str(params["sandbox"])
+    base = profile_in(params)["extends"]
+    return next(mode for mode, profile in BASES.items() if profile == base)
+
+
+def profile_in(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The profile that a thread's parameters bring and choose."""
+    profile: dict[str, Any] = params["config"]["permissions"][params["permissions"]]
+    return profile
 
 
 def log_of(place: Path) -> list[dict[str, Any]]:

@@ -9,15 +9,16 @@ import os
 import stat
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from codex_harness import log_of, of, opened, received, spec, text, turn, until
+from codex_harness import log_of, of, opened, profile_in, received, sandbox_in, spec, text, turn, until
 
 from agent import home, program
 from agent.driver import CodexDriver
 from agent.form import CodexSettings
-from agent.opening import EXCLUDED, approval_policy
+from agent.keys import EXCLUDED
+from agent.opening import approval_policy
 from agent.product import PRODUCT, options
 from pkg.agent_api import McpServer, Notice, SessionStarted, TurnEnded
 from pkg.errors import AgentDied, AgentProtocolError, CodingError, LaunchError, SessionUnavailable
@@ -55,14 +56,14 @@ class TestParameters:
             (params,) = received(tmp_path, "thread/start")
         # Commands only look where edits alone are allowed: a writable sandbox runs them unasked.
         given = "read-only" if (policy, sandbox) == ("allow-edits", "workspace-write") else sandbox
-        assert (params["approvalPolicy"], params["sandbox"], params["approvalsReviewer"]) == (sent, given, "user")
+        assert (params["approvalPolicy"], sandbox_in(params), params["approvalsReviewer"]) == (sent, given, "user")
 
     async def test_the_sandbox_is_on_unless_the_form_says_otherwise(self, tmp_path: Path) -> None:
         """Nothing and nonsense mean the safe default; only its own directory is writable."""
         for options_ in ({}, {"sandbox": "off"}, {"sandbox": None}):
             async with opened(tmp_path, options=options_):
                 pass
-        assert {params["sandbox"] for params in received(tmp_path, "thread/start")} == {"workspace-write"}
+        assert {sandbox_in(params) for params in received(tmp_path, "thread/start")} == {"workspace-write"}
 
     async def test_what_the_form_chooses(self, tmp_path: Path) -> None:
         """Model, effort, network, further directories, instructions: over the connection, never into the account's files."""
@@ -70,13 +71,16 @@ class TestParameters:
         own = {"shell_environment_policy": {"exclude": ["MINE"]}}
         async with opened(tmp_path, {"config": own}, options=chosen, system_prompt="Be brief."):
             (params,) = received(tmp_path, "thread/start")
+        profile = profile_in(params)
+        del params["config"]["permissions"]
+        assert profile["network"] == {"enabled": True}
+        assert profile["filesystem"]["/extra"] == "write"
         assert params["model"] == "m"
         assert params["developerInstructions"] == "Be brief."
         assert params["config"] == {
             "shell_environment_policy": {"exclude": [*EXCLUDED, "MY_PASS", "MINE"]},
             "projects": {str(tmp_path / "workspace"): {"trust_level": "untrusted"}},
             "model_reasoning_effort": "high",
-            "sandbox_workspace_write": {"network_access": True, "writable_roots": ["/extra"]},
         }
 
     async def test_no_tool_server_takes_the_place_of_another(self, tmp_path: Path) -> None:
@@ -98,14 +102,14 @@ class TestParameters:
         """Codex (0.171) lets commands in the sandbox write there, and so to its own settings and helpers."""
         async with opened(tmp_path, {"home": home}):
             (params,) = received(tmp_path, "thread/start")
-        assert params["config"].get("sandbox_workspace_write", {}).get("exclude_slash_tmp") is excluded
+        assert profile_in(params)["filesystem"].get(":slash_tmp") == ("read" if excluded else None)
 
     async def test_what_the_form_leaves_open_is_the_account_s(self, tmp_path: Path) -> None:
         """No model, no effort, no instructions are sent."""
         async with opened(tmp_path):
             (params,) = received(tmp_path, "thread/start")
-        assert set(params) == {"cwd", "approvalPolicy", "approvalsReviewer", "sandbox", "config"}
-        assert set(params["config"]) == {"shell_environment_policy", "projects"}
+        assert set(params) == {"cwd", "approvalPolicy", "approvalsReviewer", "permissions", "config"}
+        assert set(params["config"]) == {"shell_environment_policy", "projects", "permissions"}
 
     @pytest.mark.parametrize(
         ("own", "options", "expected"),
@@ -139,6 +143,150 @@ class TestParameters:
         assert "features.unbounded_connection_retries=false" in argv
         assert "model_verbosity=low" in argv
         assert "canary" not in " ".join(argv)
+
+
+class TestConfinement:
+    """What commands in the sandbox are kept from."""
+
+    async def test_no_command_reads_the_account_s_keys(self, tmp_path: Path) -> None:
+        """Nor those of the account that is used where none is named; by their real paths, because a link would end it all."""
+        real = tmp_path / "real"
+        real.mkdir()
+        (real / "auth.json").write_text("{}")
+        (tmp_path / "home").mkdir()
+        (tmp_path / "home" / "auth.json").symlink_to(real / "auth.json")
+        (tmp_path / "linked").symlink_to(tmp_path / "home")
+        other = tmp_path / "person"
+        async with opened(tmp_path, {"home": str(tmp_path / "linked")}, env={"HOME": str(other)}, policy="never"):
+            (params,) = received(tmp_path, "thread/start")
+        denied = {path for path, access in profile_in(params)["filesystem"].items() if access == "deny"}
+        names = ("auth.json", ".credentials.json", "gateway_oauth.json", ".env", "config.toml")
+        mine = {str(tmp_path / "home" / name) for name in names[1:]} | {str(real / "auth.json")}
+        assert denied == mine | {str(other / ".codex" / name) for name in names}
+
+    async def test_elsewhere_the_machine_is_asked_for_the_real_paths(self, tmp_path: Path) -> None:
+        """By a command in its sandbox; where that fails, no command runs at all."""
+        launcher = LocalLauncher()
+        launcher.local = False
+        async with opened(tmp_path, {"home": "/h", "stdout": "/real/auth.json\nnothing\n/h/.env\n"}, launcher=launcher):
+            (params,) = received(tmp_path, "thread/start")
+        assert profile_in(params)["filesystem"] == {"/real/auth.json": "deny", "/h/.env": "deny"}
+        (tmp_path / "log").unlink()
+        async with opened(tmp_path, {"home": "/h"}, launcher=launcher):
+            (params,) = received(tmp_path, "thread/start")
+        assert profile_in(params)["filesystem"]["/h/auth.json"] == "deny"
+
+    async def test_what_the_account_set_for_its_sandbox_still_counts(self, tmp_path: Path) -> None:
+        """Codex's profiles know nothing of it; what the form says comes before it."""
+        own = {"writable_roots": ["/mine"], "network_access": True, "exclude_slash_tmp": True, "exclude_tmpdir_env_var": True}
+        config = {"config": {"sandbox_workspace_write": own}}
+        async with opened(tmp_path, config):
+            pass
+        async with opened(tmp_path, config, options={"network": False, "writable_roots": ["/form"]}):
+            pass
+        first, second = (profile_in(params) for params in received(tmp_path, "thread/start"))
+        assert first["network"] == {"enabled": True}
+        assert "network" not in second
+        rest = [{path: access for path, access in each["filesystem"].items() if access != "deny"} for each in (first, second)]
+        assert rest[0] == {"/mine": "write", ":slash_tmp": "read", ":tmpdir": "read"}
+        assert rest[1] == {"/form": "write", ":slash_tmp": "read", ":tmpdir": "read"}
+
+    @pytest.mark.parametrize(
+        "lacking",
+        [
+            {"profiles": None},
+            {"profiles": {":read-only": True}},
+            {"profiles": {":workspace": False}},
+            {"profile_error": "permission profile `langbot` is not allowed by requirements"},
+        ],
+    )
+    @pytest.mark.parametrize("stored", ["", "t-1"])
+    async def test_where_it_cannot_be_done_that_is_said(self, lacking: dict[str, Any], stored: str, tmp_path: Path) -> None:
+        """An older Codex, or an administrator's requirements: the sandbox is the same, without it."""
+        async with opened(tmp_path, {"known": ["t-1"], **lacking}, resume_session_id=stored) as session:
+            events = await turn(session, "say x")
+            params = received(tmp_path, "thread/resume" if stored else "thread/start")[-1]
+        assert params["sandbox"] == "workspace-write"
+        assert "permissions" not in params["config"]
+        assert "coding.account_readable" in [event.code for event in of(events, Notice)]
+
+    async def test_nothing_is_said_where_it_is_done_or_nobody_expects_it(self, tmp_path: Path) -> None:
+        """Without a sandbox everything can be read, which the form says."""
+        for sandbox in ("read-only", "danger-full-access"):
+            async with opened(tmp_path, options={"sandbox": sandbox}, policy="never") as session:
+                events = await turn(session, "say x")
+            assert "coding.account_readable" not in [event.code for event in of(events, Notice)]
+        assert received(tmp_path, "thread/start")[-1]["sandbox"] == "danger-full-access"
+
+    async def test_a_wish_that_is_taken_and_not_fulfilled_ends_the_opening(self, tmp_path: Path) -> None:
+        """Nobody would know which sandbox it is."""
+        with pytest.raises(AgentProtocolError):
+            async with opened(tmp_path, {"profile_ignored": True}):
+                pass
+
+
+class TestKeys:
+    """What Codex's process holds, and what reaches it otherwise."""
+
+    SETTINGS: ClassVar = {
+        "model_providers": {
+            "mine": {"env_key": "MODEL_KEY", "env_http_headers": {"X-Team": "TEAM_TOKEN", "X-Plain": "PLAIN"}},
+            "other": {"env_key": "NOT_GIVEN_KEY"},
+        },
+        "mcp_servers": {
+            "http": {"url": "http://127.0.0.1:1/", "env_http_headers": {"X-Key": "TOOL_PASS"}},
+            "stdio": {"command": "x", "env_vars": ["STDIO_TOKEN", "PLAIN", {"name": "z"}]},
+        },
+    }
+    ENV: ClassVar = {
+        "MODEL_KEY": "canary-1",
+        "TEAM_TOKEN": "canary-2",
+        "TOOL_PASS": "canary-3",
+        "STDIO_TOKEN": "canary-4",
+        "UNUSED_SECRET": "canary-5",
+        "PLAIN": "visible",
+        "AWS_SECRET_ACCESS_KEY": "for-the-library",
+    }
+
+    async def test_what_the_settings_name_comes_with_the_thread(self, tmp_path: Path) -> None:
+        """Keys of providers, headers, variables of tool servers; the process holds none; what nothing names goes nowhere."""
+        path = tmp_path / "environment"
+        config = {"config": self.SETTINGS, "environment": str(path), "known": ["t-1"]}
+        for stored in ("", "t-1"):
+            async with opened(tmp_path, config, env=self.ENV, options={"private": ["TOOL_PASS"]}, resume_session_id=stored):
+                pass
+            (params,) = received(tmp_path, "thread/resume" if stored else "thread/start")
+            providers = params["config"]["model_providers"]
+            assert providers == {"mine": {"http_headers": {"Authorization": "Bearer canary-1", "X-Team": "canary-2"}}}
+            servers = {"http": {"http_headers": {"X-Key": "canary-3"}}, "stdio": {"env": {"STDIO_TOKEN": "canary-4"}}}
+            assert params["config"]["mcp_servers"] == servers
+            assert "canary-5" not in json.dumps(params)
+        assert len(path.read_text().splitlines()) == 2
+        for line in path.read_text().splitlines():
+            environment = json.loads(line)
+            assert "canary" not in line
+            assert (environment["PLAIN"], environment["AWS_SECRET_ACCESS_KEY"]) == ("visible", "for-the-library")
+
+    async def test_what_cannot_be_sent_stays_in_the_environment(self, tmp_path: Path) -> None:
+        """A tool server's bearer: known only once the settings are, so the process is started a second time."""
+        path = tmp_path / "environment"
+        servers = {**self.SETTINGS["mcp_servers"], "bearer": {"url": "http://127.0.0.1:1/", "bearer_token_env_var": "B_TOKEN"}}
+        config = {"config": {**self.SETTINGS, "mcp_servers": servers}, "environment": str(path)}
+        async with opened(tmp_path, config, env={**self.ENV, "B_TOKEN": "bearer-value"}, options={"private": ["TOOL_PASS"]}):
+            (params,) = received(tmp_path, "thread/start")
+        assert set(params["config"]["mcp_servers"]) == {"http", "stdio"}
+        first, second = (json.loads(line) for line in path.read_text().splitlines())
+        assert first["B_TOKEN"] != "bearer-value"
+        assert second["B_TOKEN"] == "bearer-value"
+        assert "canary" not in json.dumps([first, second])
+
+    async def test_a_tool_server_of_the_form_comes_before_one_of_the_account(self, tmp_path: Path) -> None:
+        """Of one name."""
+        mine = McpServer("http", "http", url="http://127.0.0.1:2/mcp")
+        options_ = {"private": ["TOOL_PASS"], "bridge": "http"}
+        async with opened(tmp_path, {"config": self.SETTINGS}, env=self.ENV, options=options_, mcp_servers=(mine,)):
+            (params,) = received(tmp_path, "thread/start")
+        assert params["config"]["mcp_servers"]["http"] == {"url": "http://127.0.0.1:2/mcp", "http_headers": {}}
 
 
 class TestForm:
@@ -249,15 +397,15 @@ class TestTrouble:
         assert caught.value.params["command"] == "codex login"
         assert caught.value.params["machine"]
 
-    async def test_a_key_in_the_environment_signs_in_without_being_written_down(self, tmp_path: Path) -> None:
-        """Codex looks at it only for a provider that says so."""
+    async def test_a_key_of_the_form_signs_in_without_being_written_down(self, tmp_path: Path) -> None:
+        """Codex looks at it only for a provider that says so; it comes with the thread, and is in no environment."""
         account = {"account": None, "requiresOpenaiAuth": True}
         async with opened(tmp_path, {"account": account}, env={"OPENAI_API_KEY": "canary-key"}):
             (params,) = received(tmp_path, "thread/start")
         assert params["modelProvider"] == "langbot_key"
         provider = params["config"]["model_providers"]["langbot_key"]
-        assert provider["env_key"] == "OPENAI_API_KEY"
-        assert "canary" not in json.dumps(params)
+        assert "env_key" not in provider
+        assert provider["experimental_bearer_token"] == "canary-key"
 
     async def test_an_account_s_own_sign_in_comes_first(self, tmp_path: Path) -> None:
         """A key beside it changes nothing."""
@@ -320,6 +468,16 @@ class TestTrouble:
             assert bool(notices) is told
             assert all(notice.level == "warning" and notice.params["machine"] for notice in notices)
             assert any(isinstance(event, TurnEnded) for event in events)
+
+    @pytest.mark.parametrize(("policy", "told"), [("never", True), ("ask", False), ("on-request", False)])
+    async def test_a_policy_that_never_asks_is_said_once(self, policy: str, told: bool, tmp_path: Path) -> None:
+        """An existing configuration keeps its meaning, and people know it; a resumed session does not repeat it."""
+        async with opened(tmp_path, policy=policy) as session:
+            events = await turn(session, "say first")
+        assert [event.level for event in of(events, Notice) if event.code == "coding.codex_never_asks"] == ["warning"] * told
+        async with opened(tmp_path, {"known": ["t-1"]}, policy=policy, resume_session_id="t-1") as session:
+            events = await turn(session, "say again")
+        assert not [event for event in of(events, Notice) if event.code == "coding.codex_never_asks"]
 
     async def test_the_sandbox_is_checked_once_per_machine(self, tmp_path: Path) -> None:
         """And never where there is none."""

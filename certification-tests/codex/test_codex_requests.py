@@ -94,16 +94,17 @@ class TestApprovals:
             events = await turn(session, f"patch {json.dumps(changes)}", choose="decline")
         assert [event.status for event in of(events, ToolFinished)] == ["cancelled"]
 
-    async def test_a_denial_with_words_tells_codex_why(self, tmp_path: Path) -> None:
-        """The words go into the running turn."""
+    async def test_a_denial_s_words_are_left_to_whoever_answers(self, tmp_path: Path) -> None:
+        """No answer has a place for them (Codex 0.171): the session says so, and sends them once, when it is told to steer."""
         async with opened(tmp_path) as session:
-            events = await turn(
-                session,
-                f"approve {json.dumps(COMMAND)}",
-                "steer",
-                choose=lambda asked: Answer("decline", message="use the other file"),
-            )
-        assert "steered: use the other file" in text(events)
+            assert not session.capabilities.denial_reason
+            await session.prompt(Prompt(f"approve {json.dumps(COMMAND)}\nsteer"))
+            (asked,) = of(await until(session, ApprovalRequested), ApprovalRequested)
+            assert await session.answer(asked.request_id, Answer("decline", message="use the other file"))
+            assert received(tmp_path, "turn/steer") == []
+            assert await session.steer(Prompt("use the other file"))
+            assert "steered: use the other file" in text(await rest_of_turn(session))
+        assert len(received(tmp_path, "turn/steer")) == 1
 
     async def test_an_answer_counts_once(self, tmp_path: Path) -> None:
         """A late or repeated press answers nothing."""
@@ -128,6 +129,7 @@ class TestApprovals:
             events = await until(session, TurnEnded)
             (asked,) = of(events, ApprovalRequested)
             assert not await session.answer(asked.request_id, Answer("accept"))
+            assert Notice("agent.request_withdrawn", asked.request_id) in events
 
     @pytest.mark.parametrize(
         "born",
@@ -215,7 +217,7 @@ class TestToolApprovals:
             events = await turn(session, f"request mcpServer/elicitation/request {json.dumps(self.REQUEST)}", choose=choice)
         assert answered(events) == reply
         (asked,) = of(events, ApprovalRequested)
-        assert asked.title == "files.write"
+        assert (asked.title, asked.tool) == ("files.write", "mcp:files.write")
         assert json.loads(asked.command) == {"tool": "files.write", "arguments": {"path": "x"}}
         assert not decide("allow-edits", asked, inside_lexically("/")).allowed
 
@@ -274,7 +276,7 @@ class TestQuestions:
     ]
 
     async def test_a_question_is_asked_and_answered(self, tmp_path: Path) -> None:
-        """With options as a choice, unless another answer is allowed."""
+        """With options as a choice; where another answer is allowed, that is said."""
         request = {"itemId": "i", "questions": self.QUESTIONS, "isBlocking": True}
         async with opened(tmp_path) as session:
             events = await turn(
@@ -283,7 +285,11 @@ class TestQuestions:
                 choose=lambda asked: Answer(values={"q1": "A", "q2": ["because"], "other": "x"}),
             )
         (question,) = of(events, QuestionAsked)
-        assert [(each.name, each.type) for each in question.fields] == [("q1", "select"), ("q2", "text")]
+        assert [(each.name, each.type, each.custom) for each in question.fields] == [
+            ("q1", "select", False),
+            ("q2", "select", True),
+        ]
+        assert [each.options for each in question.fields] == [(("A", "A"),), (("B", "B"),)]
         assert answered(events) == {"answers": {"q1": {"answers": ["A"]}, "q2": {"answers": ["because"]}}}
 
     async def test_nobody_s_answer_is_no_answer(self, tmp_path: Path) -> None:

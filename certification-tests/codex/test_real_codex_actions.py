@@ -151,8 +151,11 @@ class TestPolicies:
     async def test_a_denial_with_words_reaches_the_model(self, codex: Codex) -> None:
         """What the person wants it to know, in the same turn."""
         async with codex.session() as session:
-            events = await turn(session, "[[ run touch made ]]", choose=lambda asked: Answer("decline", message="never touch"))
-        assert "heard: never touch" in text(events)
+            await session.prompt(Prompt("[[ run touch made ]]"))
+            (asked,) = of(await until(session, ApprovalRequested), ApprovalRequested)
+            assert await session.answer(asked.request_id, Answer("decline"))
+            assert await session.steer(Prompt("never touch"))
+            assert "heard: never touch" in text(await rest_of_turn(session))
 
 
 class TestSandbox:
@@ -398,17 +401,17 @@ class TestStops:
             await poll(lambda: not [*with_word("98761")])
             assert text(await turn(session, "[[ say on ]]")) == "on"
 
-    async def test_what_the_account_s_rules_let_out_of_the_sandbox_is_gone_when_the_stop_is_told(self, codex: Codex) -> None:
-        """Unasked, in a session of its own, and outside of the sandbox."""
+    async def test_what_the_account_s_rules_let_run_is_gone_when_the_stop_is_told(self, codex: Codex) -> None:
+        """Unasked, and in a session of its own."""
         spec = codex.spec(policy="allow-all")
         rules = codex.place / "home" / ".codex" / "rules"
         rules.mkdir()
         (rules / "default.rules").write_text('prefix_rule(pattern=["setsid"], decision="allow")\n')
         session = await codex.driver.open(spec, codex.launcher)
         try:
-            outside = codex.place / "outside"
-            await session.prompt(Prompt(f"[[ run setsid sh -c 'touch {outside}; sleep 98764' ]]"))
-            await poll(lambda: outside.exists() and bool([*with_word("98764")]))
+            made = codex.workspace / "made"
+            await session.prompt(Prompt(f"[[ run setsid sh -c 'touch {made}; sleep 98764' ]]"))
+            await poll(lambda: made.exists() and bool([*with_word("98764")]))
             await session.interrupt()
             assert ended(await rest_of_turn(session)) == TurnEnded("cancelled")
             assert [*with_word("98764")] == []

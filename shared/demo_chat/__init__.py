@@ -1,4 +1,4 @@
 """The demo: a terminal chat with a runner in a real worker process.
 
-``chat`` is the conversation, ``screen`` what is printed, ``gate`` how a person at the terminal is asked for permission.
+``chat`` is the conversation, ``screen`` what is printed, ``host`` the host of the chat, as far as the plugin sees one.
 """

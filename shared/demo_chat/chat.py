@@ -2,7 +2,8 @@
 
 Nothing between the message and the agent is made for the demo except the host's side: the package is the official builder's,
 the worker is the process that LangBot's runtime starts, and a message goes the way every message goes. Ctrl-C cancels as the
-host does, by no longer reading the run's results; pressed again it leaves, and everything that was started is ended.
+host does, by no longer reading the run's results; pressed again it leaves, and everything that was started is ended. What the
+agent asks is asked by the plugin, in the chat, and the next message answers it.
 """
 
 from __future__ import annotations
@@ -26,17 +27,20 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from agent import DRIVERS, presets
+from demo_chat.host import DELIVERY, Host
 from demo_chat.packages import PACKAGES, Package
-from demo_chat.person import Lines, Permissions
+from demo_chat.person import Lines
 from demo_chat.screen import Screen
 from demo_chat.workstation import LONGEST_BLIP, Workstation
+from pkg.errors import SettingsError
+from pkg.settings import RunnerSettings, parse
 from testkit.sdk_worker import SdkWorker, built, sdk_worker
 from tooling import ROOT, SetupError, packages, steps
 
 SHARED = Path(__file__).resolve().parent.parent
 POLICIES = {
     "ask": "you are asked before anything is changed or run",
-    "allow-edits": "files in the workspace are changed without asking, everything else is denied",
+    "allow-edits": "files in the workspace are changed without asking, about everything else you are asked",
     "allow-all": "everything the agent wants to do is allowed",
     "deny": "everything the agent asks for is denied",
 }
@@ -57,6 +61,14 @@ TICK = 0.2
 """Seconds between two looks at what the screen holds back."""
 IMPATIENCE = 3
 """How often Ctrl-C is pressed in vain before the demo ends at once."""
+INSTALLATION = "demo"
+PROMPT = "you> "
+UNANSWERED = (
+    "The agent waits for an answer, and nothing more is said here: leaving cancels that. Answer in the chat that opens without",
+    '--say, or with one more: --say 1, --say allow, --say "deny because …". Or decide beforehand:',
+    *(f"  --policy {name}: {meaning}" for name, meaning in POLICIES.items() if name != "ask"),
+)
+"""What is told when the last message leaves a request open."""
 LOG_LINES = 20
 WARNING = re.compile(r"\[(?:WARNING|ERROR|CRITICAL)\]|^\S+ \S+ (?:WARNING|ERROR|CRITICAL) ")
 """A line of the runtime's log, or of the daemon's in it, that says more than what goes on."""
@@ -70,12 +82,15 @@ class Options:
     workspace: Path | None
     policy: str
     agent: str
-    say: str | None
+    say: tuple[str, ...]
+    """Messages to send instead of opening a chat."""
     place: str
     blip: float | None
     """Seconds; ``None`` cuts nothing."""
     fixture: bool = False
     """Whether the agent's model is a loopback server."""
+    approval_timeout: int | None = None
+    """Seconds a request waits for its answer; ``None``: as long as the form's default says."""
 
     @property
     def own_package(self) -> Package | None:
@@ -91,7 +106,15 @@ def options(arguments: Sequence[str]) -> Options:
     )
     parser.add_argument("--workspace", type=Path, metavar="DIR", help="where the agent works (default: a new directory)")
     parser.add_argument(
-        "--policy", choices=POLICIES, default="allow-edits", help="what the agent may do (default: %(default)s)"
+        "--policy",
+        choices=POLICIES,
+        help="what the agent may do without an answer (default: ask; allow-edits with a single --say, as nobody answers)",
+    )
+    parser.add_argument(
+        "--approval-timeout",
+        type=int,
+        metavar="SECONDS",
+        help="how long the agent waits for an answer of yours before it gives up",
     )
     named = ", ".join(f"acp:{name}" for name in presets.PRESETS)
     own = ", ".join(PACKAGES)
@@ -99,7 +122,14 @@ def options(arguments: Sequence[str]) -> Options:
     parser.add_argument(
         "--fixture", action="store_true", help=f"with --agent {own}: the real program, pinned, on a loopback model, no account"
     )
-    parser.add_argument("--say", metavar="TEXT", help="send one message, show the answer and leave; fails unless there is one")
+    parser.add_argument(
+        "--say",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="send one message, show the answer and leave; fails unless there is one. Given again it is the next message of "
+        "the same conversation, so that --say 1 allows what the one before made the agent ask",
+    )
     parser.add_argument(
         "--place",
         choices=PLACES,
@@ -118,7 +148,7 @@ def options(arguments: Sequence[str]) -> Options:
         parser.error("--agent needs the name of an agent or a command line whose quotes are closed")
     if given.workspace is not None and not given.workspace.is_dir():
         parser.error(f"{given.workspace} is not a directory")
-    if given.say is not None and not given.say.strip():
+    if not all(text.strip() for text in given.say):
         parser.error("--say needs a message")
     if given.blip is not None and given.place != "daemon":
         parser.error("--blip cuts the connection to a daemon: it needs --place daemon")
@@ -126,8 +156,21 @@ def options(arguments: Sequence[str]) -> Options:
         parser.error(f"--blip needs a number of seconds, at most {LONGEST_BLIP:g}: a job outlives no longer cut")
     if given.fixture and given.agent not in PACKAGES:
         parser.error(f"--fixture needs --agent {own}")
-    workspace = given.workspace and given.workspace.resolve()
-    return Options(workspace, given.policy, given.agent or "", given.say, given.place, given.blip, given.fixture)
+    if given.approval_timeout is not None:
+        try:
+            parse(RunnerSettings, {"approval-timeout": given.approval_timeout})
+        except SettingsError as exc:
+            parser.error(exc.text("en_US"))
+    return Options(
+        given.workspace and given.workspace.resolve(),
+        given.policy or ("allow-edits" if len(given.say) == 1 else "ask"),
+        given.agent or "",
+        tuple(given.say),
+        given.place,
+        given.blip,
+        given.fixture,
+        given.approval_timeout,
+    )
 
 
 def _is_command(text: str) -> bool:
@@ -137,22 +180,16 @@ def _is_command(text: str) -> bool:
         return False
 
 
-def agent_command(chosen: Options, gate: Path | None) -> tuple[str, ...]:
-    """The agent's command line; empty for one that the runner finds by its name. ``gate`` is where permission is asked."""
+def agent_command(chosen: Options) -> tuple[str, ...]:
+    """The agent's command line; empty for one that the runner finds by its name."""
     kind, _, name = chosen.agent.partition(":")
     preset = name if kind == "acp" else ""
     if not chosen.agent:
         slowly = () if chosen.blip is None else ("--pause", str(PAUSE))
-        command: tuple[str, ...] = (sys.executable, "-I", "-S", str(SHARED / "demo_agent"), *slowly)
-    elif not preset:
-        command = tuple(shlex.split(chosen.agent))
-    elif gate is None and chosen.place == "local":
-        return ()
-    else:
-        command = presets.command_for(preset, "", shutil.which)
-    if gate is not None:
-        command = (sys.executable, "-I", "-S", str(SHARED / "demo_chat" / "gate.py"), str(gate), "--", *command)
-    return command
+        return (sys.executable, "-I", "-S", str(SHARED / "demo_agent"), *slowly)
+    if not preset:
+        return tuple(shlex.split(chosen.agent))
+    return () if chosen.place == "local" else presets.command_for(preset, "", shutil.which)
 
 
 def environment(chosen: Options, home: Path) -> dict[str, str]:
@@ -173,7 +210,9 @@ def credentials() -> dict[str, str]:
 
 def runner_form(chosen: Options) -> dict[str, Any]:
     """What the runner form says wherever the agent runs."""
+    timeout = {} if chosen.approval_timeout is None else {"approval-timeout": chosen.approval_timeout}
     return {
+        **timeout,
         "approval-policy": chosen.policy,
         "langbot-assets-enabled": False,
         "show-progress": False,
@@ -269,9 +308,12 @@ class Interrupts:
 class Chat:
     """The conversation: one message at a time, each to its end or until it is cancelled."""
 
-    def __init__(self, worker: SdkWorker, screen: Screen, form: dict[str, Any], machine: Workstation | None) -> None:
+    def __init__(
+        self, worker: SdkWorker, host: Host, screen: Screen, form: dict[str, Any], machine: Workstation | None
+    ) -> None:
         """A conversation with the installed runner under this runner form; ``machine`` is where the agent runs, if not here."""
         self._worker = worker
+        self._host = host
         self._screen = screen
         self._form = form
         self._machine = machine
@@ -292,7 +334,6 @@ class Chat:
             self._run.cancel()
             await asyncio.wait({self._run})
             raise
-        self._screen.resume()
         if self._run.cancelled():
             self._screen.note("(cancelled)")
         if self._machine is not None:
@@ -303,7 +344,14 @@ class Chat:
         return bool(self._screen.answer.strip()) and not self._screen.problem
 
     async def _consume(self, text: str) -> None:
-        stream = self._worker.stream(text, uid="demo", run_id=f"demo-{self._count}", config=self._form, resources={})
+        stream = self._worker.stream(
+            text,
+            uid=INSTALLATION,
+            run_id=f"demo-{self._count}",
+            config=self._form,
+            resources={},
+            delivery=dict(DELIVERY),
+        )
         async with contextlib.aclosing(stream) as results:
             async for result in results:
                 self._screen.result(result.model_dump(mode="json"))
@@ -320,13 +368,27 @@ class Chat:
             return False
         else:
             self._warned = True
-            self._screen.note("Ctrl-C again leaves")
+            asked = " and cancels what is asked; /stop cancels it and stays" if self._host.asking else ""
+            self._screen.note(f"Ctrl-C again leaves{asked}")
+        return True
+
+    async def tell(self, messages: Sequence[str]) -> bool:
+        """Send these messages, as long as each is answered; whether all of them were."""
+        for text in messages:
+            if len(messages) > 1:
+                self._screen.ask(PROMPT)
+                self._screen.answered(text, shown=False)
+            if not await self.send(text):
+                return False
+        if self._host.asking:
+            for line in UNANSWERED:
+                self._screen.note(line)
         return True
 
     async def talk(self, lines: Lines) -> None:
         """Send every line that is typed, until there are no more."""
         while True:
-            line = await lines.answer(self._screen, "you> ")
+            line = await lines.answer(self._screen, PROMPT)
             if line is None:
                 self._screen.note("bye")
                 return
@@ -339,9 +401,7 @@ async def converse(chosen: Options, out: TextIO, log: Path, base: Path) -> int:
     screen = Screen(out, color=out.isatty() and os.environ.get("TERM", "dumb") != "dumb")
     workspace = chosen.workspace or Path(tempfile.mkdtemp(prefix="coding-demo-"))
     own = chosen.own_package
-    asked = chosen.policy == "ask" and sys.stdin.isatty() and own is None
-    meaning = POLICIES[chosen.policy] if asked or chosen.policy != "ask" else "nobody can be asked here, so it denies"
-    print(f"policy {chosen.policy}: {meaning}", file=out)
+    print(f"policy {chosen.policy}: {POLICIES[chosen.policy]}", file=out)
     print(f"agent {chosen.agent or DEMO_AGENT} in {workspace}", file=out, flush=True)
     this = asyncio.current_task()
     assert this is not None
@@ -349,14 +409,11 @@ async def converse(chosen: Options, out: TextIO, log: Path, base: Path) -> int:
     async with contextlib.AsyncExitStack() as stack:
         if chosen.workspace is None:
             stack.callback(_removed_if_empty, workspace)
-        lines = Lines() if asked or chosen.say is None else None
-        gate = base / "gate" if asked and lines is not None else None
-        if gate is not None and lines is not None:
-            await stack.enter_async_context(Permissions(screen, lines).listening(gate))
+        lines = None if chosen.say else Lines()
         home = base / "home"
         home.mkdir()
         accounts = credentials() if chosen.agent else {}
-        command = agent_command(chosen, gate) if own is None else (own.program,)
+        command = agent_command(chosen) if own is None else (own.program,)
         if own is not None and chosen.fixture:
             accounts = dict(await stack.enter_async_context(own.fixture(home, PACE if chosen.blip is None else SLOW_PACE)))
             command = (str(await asyncio.to_thread(own.pinned)),)
@@ -373,20 +430,21 @@ async def converse(chosen: Options, out: TextIO, log: Path, base: Path) -> int:
                 await asyncio.to_thread(built, package),
                 base / "runtime",
                 name=package,
-                installations={"demo": plugin},
-                # What a hub notes of the jobs of one demo must not fence the daemon of the next.
-                environment={} if machine is None else {"HOME": str(home)},
+                installations={INSTALLATION: plugin},
+                # What a hub notes of the jobs of one demo must not fence the daemon of the next, and without an account the
+                # record of decisions goes with the demo. With one the agent is also looked for in the person's home.
+                environment={"HOME": str(home)} if machine is not None or not chosen.agent or chosen.fixture else {},
             )
         )
+        host = worker.core.hosts[INSTALLATION] = Host(screen.message)
         if machine is not None:
             await stack.enter_async_context(machine.running())
-        chat = Chat(worker, screen, {**runner_form(chosen), **place}, machine)
+        chat = Chat(worker, host, screen, {**runner_form(chosen), **place}, machine)
         interrupts.instead = chat.interrupt
-        if chosen.say is None:
-            if lines is not None:
-                await chat.talk(lines)
+        if lines is not None:
+            await chat.talk(lines)
             return 0
-        answered = await chat.send(chosen.say)
+        answered = await chat.tell(chosen.say)
         screen.note(f"in {workspace}: {_listing(workspace)}")
         if not answered:
             screen.note(screen.problem or "there was no answer")

@@ -2,15 +2,15 @@
 
 An answer arrives as texts that grow (``message.delta`` carries the whole text so far); the screen prints what is new. Tool
 calls get a line when they start and one when they end. They are told at once and text a little later, so a tool's line waits
-for the end of the line being written, at most :data:`PATIENCE` seconds. While a question stands, results wait for its answer,
-so that it stays the last line. Nothing here waits or reads.
+for the end of the line being written, at most :data:`PATIENCE` seconds. A question stays the last line until it is answered:
+what has to be said at once stands above it, what can wait follows the answer. Nothing here waits or reads.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 Json = Any
@@ -39,10 +39,9 @@ class Screen:
         self._color = color
         self._shown = ""
         self._line_open = False
-        self._tools: dict[str, str] = {}
         self._held: list[str] = []
-        self._asking = False
-        self._later: list[Callable[[], None]] = []
+        self._question = ""
+        self._later: list[str] = []
         self._written_at = 0.0
         self.begun = False
         """Whether anything of the current run's answer has come, a text or a tool call."""
@@ -57,13 +56,9 @@ class Screen:
         self._shown, self.answer, self.problem = "", "", ""
         self._code = ""
         self.begun = False
-        self._tools.clear()
 
     def result(self, result: Mapping[str, Json]) -> None:
         """Print one result of the runner."""
-        if self._asking:
-            self._later.append(lambda: self.result(result))
-            return
         data = result.get("data") or {}
         match result.get("type"):
             case "message.delta":
@@ -72,9 +67,7 @@ class Screen:
                 self._complete(_text(data.get("message")))
             case "tool.call.started":
                 self.begun = True
-                title = printable(str(data.get("tool_name") or "tool"))
-                self._tools[str(data.get("tool_call_id"))] = title
-                self._hold(f"▸ {title}")
+                self._hold(f"▸ {_title(data)}")
             case "tool.call.completed":
                 self._tool_ended(data)
             case "run.completed":
@@ -101,26 +94,25 @@ class Screen:
 
     def note(self, text: str) -> None:
         """A line of our own, apart from the answer."""
-        self.resume()
-        self._end_line()
-        if self._held:
-            self._release()
-        self._write(f"\x1b[2m  {text}\x1b[0m\n" if self._color else f"  {text}\n")
+        self._apart(f"\x1b[2m  {text}\x1b[0m\n" if self._color else f"  {text}\n")
+
+    def message(self, text: str) -> None:
+        """A whole message that belongs to no run."""
+        self._apart(printable(text).rstrip("\n") + "\n")
 
     def aside(self, text: str) -> None:
         """A line of our own that can wait, as a tool's does, for the end of a line of the answer, and for what is typed."""
-        if self._asking:
-            self._later.append(lambda: self.aside(text))
+        if self._question:
+            self._later.append(text)
         else:
             self._hold(text)
 
     def ask(self, text: str) -> None:
-        """Text before something is typed; the line stays open until :meth:`answered`, or until a line of our own is due."""
-        self.resume()
+        """Text before something is typed; it is the last line until :meth:`answered` or :meth:`resume`."""
         self._end_line()
         self._release()
         self._write(text)
-        self._asking = True
+        self._question = text
 
     def answered(self, line: str, *, shown: bool) -> None:
         """Something was typed; ``shown`` when the terminal has put it, and the end of the line, behind the question."""
@@ -131,14 +123,13 @@ class Screen:
         self.resume()
 
     def resume(self) -> None:
-        """No question stands (any more): print what came meanwhile."""
-        if self._asking:
-            self._asking = False
-            later, self._later = self._later, []
-            if later:
-                self._end_line()
-            for tell in later:
-                tell()
+        """No question stands any more: print what came meanwhile."""
+        self._question = ""
+        later, self._later = self._later, []
+        if later:
+            self._end_line()
+        for text in later:
+            self._hold(text)
 
     def tick(self) -> None:
         """To be called often: tells what has been held long enough."""
@@ -146,6 +137,12 @@ class Screen:
             self._release()
 
     # ---- pieces
+
+    def _apart(self, text: str) -> None:
+        self._end_line()
+        if self._held:
+            self._release()
+        self._write(text + self._question)
 
     def _hold(self, line: str) -> None:
         self._held.append(line)
@@ -192,12 +189,11 @@ class Screen:
 
     def _tool_ended(self, data: Mapping[str, Json]) -> None:
         result = data.get("result") or {}
-        title = self._tools.pop(str(data.get("tool_call_id")), "tool")
         status = "failed" if data.get("error") else str(result.get("status") or "completed")
         mark = {"completed": "✓", "cancelled": "–"}.get(status, "✗")
         output = printable(str(result.get("output") or "")).strip().splitlines()
         more = f": {output[0][:_WIDTH]}" + (f" (+{len(output) - 1} lines)" if len(output) > 1 else "") if output else ""
-        self._hold(f"{mark} {title}{more}")
+        self._hold(f"{mark} {_title(data)}{more}")
 
     def _end_line(self) -> None:
         if self._line_open:
@@ -208,6 +204,10 @@ class Screen:
             self._out.write(text)
             self._out.flush()
             self._line_open = not text.endswith("\n")
+
+
+def _title(data: Mapping[str, Json]) -> str:
+    return printable(str(data.get("tool_name") or "tool"))
 
 
 def _text(message: Json) -> str:

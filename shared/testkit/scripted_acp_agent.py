@@ -41,11 +41,14 @@ DEFAULTS: dict[str, Any] = {
     "stderr": "",  # text on stderr at start
     "state": "",  # directory of stored sessions
     "log": "",  # file that gets every message received, one JSON line each
+    "notes": "",  # file that gets what became of each turn and request, see Agent.note
+    "late": [],  # the script in place of a prompt that tells of a belated permission
     "ignore_eof": False,
     "first_session": "s-1",
     "instead": {},  # beginning of a prompt: the script that is run for it
 }
 
+LATE = "The action you last asked permission for has now been allowed."
 STUBBORN = "import signal, time\nsignal.signal(15, 1)\nprint(1, flush=True)\ntime.sleep(600)"
 
 
@@ -72,6 +75,14 @@ class Agent:
         self.leaves = False
         self.log = open(self.config["log"], "a", buffering=1) if self.config["log"] else None  # noqa: PTH123, SIM115
 
+    def note(self, what: str, **more: Any) -> None:
+        """Write down, whole and with the process and the turn, what happened on the agent's side."""
+        if self.config["notes"]:
+            line = json.dumps({"pid": os.getpid(), "turn": str(self.turn), "what": what, **more}) + "\n"
+            target = os.open(self.config["notes"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            os.write(target, line.encode())
+            os.close(target)
+
     # ---- the wire
 
     def raw(self, data: str | bytes) -> None:
@@ -93,8 +104,11 @@ class Agent:
         if request_id is None:
             self.next_id += 1
             request_id = f"agent-{self.next_id}"
+        self.note("asked", method=method, params=params)
         self.send({"id": request_id, "method": method, "params": params})
-        return self.reply(request_id, bound)
+        answer = self.reply(request_id, bound)
+        self.note("answered", answer=answer)
+        return answer
 
     def reply(self, request_id: str, bound: float = 60.0) -> Any:
         with self.reply_ready:
@@ -132,6 +146,7 @@ class Agent:
                 self.replies[message["id"]] = message
                 self.reply_ready.notify_all()
         elif method == "session/cancel":
+            self.note("cancel")
             self.cancelled.set()
         elif method == "session/prompt":
             self.cancelled.clear()
@@ -277,6 +292,9 @@ class Agent:
         self.obeys = True
         script = own[-1] if own else ""
         script = next((other for start, other in self.config["instead"].items() if script.startswith(start)), script)
+        self.note("began", text=script)
+        if script.startswith(LATE) and self.config["late"]:
+            script = "\n".join(self.config["late"])
         for line in script.split("\n"):
             if self.cancelled.is_set() and self.obeys:
                 break
@@ -302,12 +320,17 @@ class Agent:
             last = {"jsonrpc": "2.0", "id": message["id"], "result": {"stopReason": reason}}
             if self.usage:
                 last["result"]["usage"] = self.usage
+        self.note("ended", how=last.get("result", {}).get("stopReason", "error"))
         self.raw("".join(json.dumps(item) + "\n" for item in [last, *self.after]))
         if self.leaves:
             os._exit(0)
 
     def do_say(self, text: str) -> None:
         self.chunk(self.session, json.loads(text) if text.startswith('"') else text)
+
+    def do_who(self, argument: str) -> None:
+        """The process and the turn."""
+        self.chunk(self.session, f"pid={os.getpid()} turn={self.turn};")
 
     def do_environ(self, name: str) -> None:
         self.chunk(self.session, os.environ.get(name, ""))
@@ -387,7 +410,19 @@ class Agent:
                 told = answer.read().decode()
         except urllib.error.HTTPError as exc:
             told = f"HTTP {exc.code}"
+        self.note("called", answer=told)
         self.chunk(self.session, told)
+
+    def do_beside(self, argument: str) -> None:
+        """``PATH NAME PARAMETERS``: call a tool as ``tool`` does, beside the next steps, when a file exists at the path."""
+        path, _, call = argument.partition(" ")
+
+        def calling() -> None:
+            self.do_until(path)
+            self.note("calling")
+            self.do_tool(call)
+
+        threading.Thread(target=calling, daemon=True).start()
 
     def do_perm(self, argument: str) -> None:
         outcome = self.ask("session/request_permission", {"sessionId": self.session, **json.loads(argument)})

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 DEFAULTS: dict[str, Any] = {
     "log": "",  # file that gets every line received, and one line with argv and environment at start
+    "notes": "",  # file that gets what became of each turn and request, see Claude.tell
+    "late": [],  # the script in place of a message that tells of a belated permission
     "sessions": "",  # directory of known session ids; without one every id is known
     "initialize": "",  # "hang", "refuse", "exit N", "kill"
     "mcp": {},  # server name to error
@@ -38,6 +40,7 @@ DEFAULTS: dict[str, Any] = {
     "version": "2.1.332",
     "partial": True,
 }
+LATE = "The action you last asked permission for has now been allowed."
 SLEEPER = "import signal, time\nsignal.signal(15, 1)\nprint(1, flush=True)\ntime.sleep(600)"
 
 
@@ -58,6 +61,7 @@ class Claude:
         self.interrupted = threading.Event()
         self.busy = threading.Event()
         self.count = 0
+        self.turn = 0
         self.mode = self.option("--permission-mode", "default")
         self.model = self.option("--model", "scripted-1")
         self.session = self.option("--session-id", "") or self.option("--resume", "")
@@ -79,6 +83,14 @@ class Claude:
     def note(self, value: Any) -> None:
         if self.log is not None:
             self.log.write(json.dumps(value) + "\n")
+
+    def tell(self, what: str, **more: Any) -> None:
+        """Write down, whole and with the process and the turn, what happened on the program's side."""
+        if self.config["notes"]:
+            line = json.dumps({"pid": os.getpid(), "turn": str(self.turn), "what": what, **more}) + "\n"
+            target = os.open(self.config["notes"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            os.write(target, line.encode())
+            os.close(target)
 
     # ---- the wire
 
@@ -187,6 +199,7 @@ class Claude:
                 self.failed = list(errors)
                 self.reply(request_id, added=list(request["servers"]), removed=[], errors=errors)
             case "interrupt":
+                self.tell("cancel")
                 if self.config["interrupt"] == "hang":
                     time.sleep(600)
                 if self.config["interrupt"] == "ignore":
@@ -225,14 +238,17 @@ class Claude:
         """One request to the host; raises Interrupted when the turn is interrupted meanwhile."""
         request_id = request_id or self.new_id("ask-")
         self.state("requires_action")
+        self.tell("asked", method=request["subtype"], params=request)
         self.send("control_request", request_id=request_id, request=request)
         with self.answered:
             self.answered.wait_for(lambda: request_id in self.answers or self.interrupted.is_set(), 60)
             if request_id not in self.answers:
+                self.tell("withdrawn")
                 self.send("control_cancel_request", request_id=request_id)
                 raise Interrupted
         self.state("running")
         found: dict[str, Any] = self.answers.pop(request_id)
+        self.tell("answered", answer=found)
         return found
 
     # ---- working
@@ -275,6 +291,10 @@ class Claude:
             self.lifecycle(message, "started")
         self.begin()
         script = "\n".join(script_of(message) for message in messages)
+        self.turn += 1
+        self.tell("began", text=script)
+        if script.startswith(LATE) and self.config["late"]:
+            script = "\n".join(self.config["late"])
         try:
             for line in script.split("\n"):
                 self.step(line)
@@ -295,6 +315,7 @@ class Claude:
         }
         base = {"subtype": "success", "is_error": False, "stop_reason": "end_turn", "terminal_reason": "completed"}
         fields = {**base, "result": self.last, "model_usage_since_last_result": {"scripted-1": usage}, **self.result}
+        self.tell("ended", how=fields["terminal_reason"])
         if not fields.pop("omitted", False):
             self.send("result", **fields)
         for message in messages:
@@ -324,6 +345,10 @@ class Claude:
         self.event({"type": "content_block_stop", "index": 0})
         self.event({"type": "message_stop"})
         self.last = text
+
+    def do_who(self, rest: str) -> None:
+        """The process and the turn."""
+        self.do_say(f"pid={os.getpid()} turn={self.turn};")
 
     def do_whole(self, text: str) -> None:
         self.assistant([{"type": "text", "text": text}], self.new_id("msg_"))
@@ -413,6 +438,25 @@ class Claude:
         else:
             self.tool_result(call, response.get("message", ""), error=True)
             self.do_say(f"denied {response.get('message', '')}")
+
+    def do_ask_in(self, rest: str) -> None:
+        """``DIRECTORY NAME INPUT``: the same as ``ask``, for a call that would run in a directory, told as a hook before."""
+        directory, name, given = rest.split(" ", 2)
+        call = self.new_id("toolu_")
+        told = {"hook_event_name": "PreToolUse", "tool_use_id": call, "cwd": directory}
+        self.ask({"subtype": "hook_callback", "callback_id": "directory", "input": told})
+        request = {"subtype": "can_use_tool", "tool_name": name, "input": json.loads(given), "tool_use_id": call}
+        self.do_say(json.dumps(self.ask(request).get("response")))
+
+    def do_leave(self, rest: str) -> None:
+        """``ID NAME INPUT``: ask, and go on without waiting for the answer."""
+        request_id, name, given = rest.split(" ", 2)
+        request = {"subtype": "can_use_tool", "tool_name": name, "input": json.loads(given), "tool_use_id": "left"}
+        self.send("control_request", request_id=request_id, request=request)
+
+    def do_take_back(self, rest: str) -> None:
+        """``ID``: what was asked needs no answer any more."""
+        self.send("control_cancel_request", request_id=rest)
 
     def do_hook(self, rest: str) -> None:
         self.do_say(json.dumps(self.ask({"subtype": "hook_callback", "callback_id": "h", "input": {}})["response"]))

@@ -1,12 +1,15 @@
 """A ``codex app-server`` that does what the prompt says: local protocol fixture, standard library only, no vendor's behaviour.
 
 Its frames have the shape of Codex 0.171's. The configuration is JSON in ``SCRIPTED_CODEX``: ``log`` (a file that gets every
-message received), ``account`` (the answer to ``account/read``), ``config`` (``config/read``), ``exec`` (exit code of
-``command/exec``), ``known`` (threads that can be resumed), ``resume_error`` (text), ``start_error``, ``initialize_error``,
-``deaf`` (methods never answered), ``early_end`` (a turn's end comes before the answer to its start), ``chatter`` (lines of
-noise first), ``base`` (tokens a resumed thread begins with), ``late_base`` (told only when the next turn starts),
-``no_client_id``, ``rollout`` (the file ``thread/read`` names), ``home`` (the account's directory as told), ``rules`` (names of
-files there).
+message received), ``environment`` (a file that gets the process's own), ``account`` (the answer to ``account/read``),
+``config`` (``config/read``), ``exec`` (exit code of ``command/exec``), ``stdout`` (what that prints), ``profiles`` (what
+``permissionProfile/list`` names; ``null``: it is not known), ``profile_error`` (refuses a thread with a profile of its own),
+``profile_ignored``, ``known`` (threads that can be resumed; ``true``: all), ``resume_error`` (text), ``start_error``,
+``initialize_error``, ``deaf`` (methods never answered), ``early_end`` (a turn's end comes before the answer to its start),
+``chatter`` (lines of noise first), ``base`` (tokens a resumed thread begins with), ``late_base`` (told only when the next turn
+starts), ``notes`` (a file that gets what became of each turn and request), ``late`` (the steps in place of a message that tells
+of a belated permission), ``no_client_id``, ``rollout`` (the file ``thread/read`` names), ``home`` (the account's directory as
+told), ``rules`` (names of files there).
 
 Each line of a turn's text is a step; see :func:`Turn.step`. Steps run one after the other in a thread of their own.
 """
@@ -25,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 CONFIG: dict[str, Any] = json.loads(os.environ.get("SCRIPTED_CODEX", "{}"))
+PROFILES = {":read-only": True, ":workspace": True, ":danger-full-access": True}
 OUTPUT = threading.Lock()
 BOUND = 60.0
 
@@ -49,6 +53,9 @@ def notify(method: str, **params: Any) -> None:
     send({"method": method, "params": params, "emittedAtMs": 1})
 
 
+LATE = "The action you last asked permission for has now been allowed."
+
+
 class Turn:
     """One running turn."""
 
@@ -57,6 +64,9 @@ class Turn:
     def __init__(self, thread: Thread, text: str) -> None:
         self.thread = thread
         self.id = f"turn-{next(self.numbers)}"
+        self.text = text
+        if text.startswith(LATE) and CONFIG.get("late"):
+            text = "\n".join(CONFIG["late"])
         self.lines = [line for line in text.splitlines() if line.strip()]
         self.interrupted = threading.Event()
         self.steered: queue.Queue[tuple[Any, list[Any]]] = queue.Queue()
@@ -68,6 +78,14 @@ class Turn:
         self.too_late = False
         self.asked = threading.Event()
         self.over = threading.Event()
+
+    def note(self, what: str, **more: Any) -> None:
+        """Write down, whole and with the process and the turn, what happened on the server's side."""
+        if CONFIG.get("notes"):
+            line = json.dumps({"pid": os.getpid(), "turn": self.id, "what": what, **more}) + "\n"
+            target = os.open(CONFIG["notes"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            os.write(target, line.encode())
+            os.close(target)
 
     def names(self) -> dict[str, str]:
         """What every notification of the turn carries."""
@@ -101,12 +119,15 @@ class Turn:
 
     def request(self, method: str, params: dict[str, Any]) -> Any:
         """Ask the client and wait for its answer."""
+        self.note("asked", method=method, params=params)
         answer = ask(method, {**self.names(), **params})
+        self.note("answered", answer=answer.get("result", {"error": answer.get("error")}))
         notify("serverRequest/resolved", threadId=self.thread.id, requestId=answer["id"])
         return answer.get("result", {"error": answer.get("error")})
 
     def run(self) -> None:
         """Every step, then the end."""
+        self.note("began", text=self.text)
         notify("thread/status/changed", threadId=self.thread.id, status={"type": "active", "activeFlags": []})
         notify("turn/started", threadId=self.thread.id, turn=self.described("inProgress"))
         self.completed(self.item("userMessage", content=[{"type": "text", "text": "\n".join(self.lines)}], clientId=None))
@@ -134,6 +155,7 @@ class Turn:
             self.started(item)
             self.completed(item)
             text = " ".join(said(content))
+            self.note("heard", text=text)
             self.say(f"steered: {text}")
             return text
         return ""
@@ -142,6 +164,7 @@ class Turn:
         """The turn's last notifications."""
         with self.thread.lock:
             self.thread.turn = None
+        self.note("ended", how=self.status)
         idle = "systemError" if self.status == "failed" else "idle"
         notify("thread/status/changed", threadId=self.thread.id, status={"type": idle})
         if self.status == "failed":
@@ -158,6 +181,8 @@ class Turn:
         match verb:
             case "say":
                 self.say(rest)
+            case "who":
+                self.say(f"pid={os.getpid()} turn={self.id};")
             case "whole":
                 self.say(rest, whole=True)
             case "cut":
@@ -186,6 +211,10 @@ class Turn:
             case "approve":
                 decision = self.request("item/commandExecution/requestApproval", {"itemId": "c", **json.loads(rest)})
                 self.say(f"decided {json.dumps(decision)}")
+            case "beside":
+                # A tool call beside the next steps, when a file exists at the path.
+                path, _, params = rest.partition(" ")
+                threading.Thread(target=self.beside, args=(path, json.loads(params)), daemon=True).start()
             case "request":
                 method, _, params = rest.partition(" ")
                 self.say(f"answered {json.dumps(self.request(method, json.loads(params or '{}')))}")
@@ -251,6 +280,13 @@ class Turn:
                 self.say(json.dumps(self.thread.input))
             case _:
                 self.say(f"unknown step {verb}")
+
+    def beside(self, path: str, params: dict[str, Any]) -> None:
+        """Call one of the client's tools when a file exists at ``path``."""
+        self.step("file", path)
+        self.note("calling")
+        answer = ask("item/tool/call", {**self.names(), **params})
+        self.note("called", answer=answer.get("result", answer))
 
     def patch(self, changes: list[Any]) -> None:
         """A file change that asks first."""
@@ -320,20 +356,25 @@ def answer(method: str, params: dict[str, Any]) -> Any:
             return CONFIG.get("account", {"account": None, "requiresOpenaiAuth": False})
         case "config/read":
             return {"config": CONFIG.get("config", {})}
+        case "permissionProfile/list" if CONFIG.get("profiles", PROFILES) is not None:
+            return {"data": [{"id": name, "allowed": allowed} for name, allowed in CONFIG.get("profiles", PROFILES).items()]}
         case "command/exec":
-            return {"exitCode": CONFIG.get("exec", 0), "stdout": "", "stderr": ""}
+            return {"exitCode": CONFIG.get("exec", 0), "stdout": CONFIG.get("stdout", ""), "stderr": ""}
         case "thread/start":
             if text := CONFIG.get("start_error"):
                 raise Refused(text)
-            return opened(Thread(f"thread-{os.getpid()}-{next(NUMBERS)}", {}))
+            refuse_profile(params)
+            return opened(Thread(f"thread-{os.getpid()}-{next(NUMBERS)}", {}), params)
         case "thread/resume":
             name = params["threadId"]
             if text := CONFIG.get("resume_error"):
                 raise Refused(text)
-            if name not in CONFIG.get("known", []):
+            known = CONFIG.get("known", [])
+            if known is not True and name not in known:
                 raise Refused(f"no rollout found for thread id {name}")
+            refuse_profile(params)
             base = CONFIG.get("base", 0)
-            return opened(Thread(name, {"totalTokens": base, "inputTokens": base, "outputTokens": 0}))
+            return opened(Thread(name, {"totalTokens": base, "inputTokens": base, "outputTokens": 0}), params)
         case "thread/read":
             return {"thread": {"id": params["threadId"], "path": CONFIG.get("rollout", "")}}
         case "turn/start":
@@ -344,6 +385,7 @@ def answer(method: str, params: dict[str, Any]) -> Any:
             turn = thread_of(params).turn
             if turn is None:
                 raise Refused("no active turn to interrupt")
+            turn.note("cancel")
             turn.interrupted.set()
             return {}
         case "thread/backgroundTerminals/clean" | "thread/unsubscribe" | "fs/writeFile" | "fs/createDirectory" | "fs/remove":
@@ -356,11 +398,20 @@ def answer(method: str, params: dict[str, Any]) -> Any:
     raise Refused(f"unknown method {method}")
 
 
-def opened(thread: Thread) -> dict[str, Any]:
+def refuse_profile(params: dict[str, Any]) -> None:
+    """An administrator's requirements, where the configuration has some."""
+    if params.get("permissions") and (text := CONFIG.get("profile_error")):
+        raise Refused(text)
+
+
+def opened(thread: Thread, params: dict[str, Any]) -> dict[str, Any]:
     """The answer to a start or a resume."""
     THREADS[thread.id] = thread
     notify("thread/started", thread={"id": thread.id, "parentThreadId": None})
-    return {"thread": {"id": thread.id}, "model": "scripted", "approvalPolicy": "untrusted"}
+    profile = params.get("permissions")
+    active = {"id": profile, "extends": None} if profile and not CONFIG.get("profile_ignored") else None
+    answered = {"model": "scripted", "approvalPolicy": "untrusted", "activePermissionProfile": active}
+    return {"thread": {"id": thread.id}, **answered}
 
 
 def said(content: list[Any]) -> list[str]:
@@ -407,6 +458,9 @@ def steer(thread: Thread, params: dict[str, Any]) -> Any:
 def main() -> None:
     """Serve until stdin ends."""
     log = CONFIG.get("log")
+    if environment := CONFIG.get("environment"):
+        with Path(environment).open("a") as out:
+            out.write(json.dumps(dict(os.environ)) + "\n")
     for line in CONFIG.get("chatter", []):
         raw(line.encode() + b"\n")
     for data in sys.stdin.buffer:
