@@ -528,12 +528,10 @@ async def test_a_press_after_the_deadline_is_told_so(tmp_path: Path) -> None:
         turn.until = 0.0
         turn.held.channel.wake()
         await until(lambda: h.driver.sessions[0].interrupts)
-        for key, value in h.host.state.items():
-            if isinstance(value, dict) and shown["interaction_id"] in str(value):
-                h.host.state[key] = {"value": value["value"].replace(str(shown["expires_at"]), "1")}
         late = await press(h, shown, 1, delivery=delivery())
         assert "no longer open" in late.text
         assert not h.driver.sessions[0].answers
+        assert len(h.driver.sessions[0].prompts) == 1
 
 
 @pytest.mark.asyncio
@@ -553,6 +551,46 @@ async def test_stop_cancels_a_parked_turn(tmp_path: Path) -> None:
         late = await h.run("1", run_id="r4", conversation="group_1")
         assert late.text.endswith("heard 1")
         assert not session.answers
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_what_was_stopped_is_never_allowed_afterwards(tmp_path: Path, restarted: bool) -> None:
+    """Our rule: not by the button that still stands there, and not after a restart."""
+    async with harness(tmp_path, ScriptedDriver(asks)) as h:
+        shown = requested(await h.run("go", run_id="r1", delivery=delivery()))
+        await h.run("/stop", run_id="r2", delivery=delivery())
+        await until(lambda: h.driver.sessions[0].interrupts)
+        if not restarted:
+            assert "no longer open" in (await press(h, shown, 1, delivery=delivery())).text
+            assert len(h.driver.sessions[0].prompts) == 1
+    if restarted:
+        async with harness(tmp_path, ScriptedDriver(asks)) as again:
+            again.host.state = h.host.state
+            assert "no longer open" in (await press(again, shown, 1, delivery=delivery())).text
+            assert not again.driver.sessions
+
+
+@pytest.mark.asyncio
+async def test_what_was_not_needed_any_more_is_not_allowed_later(tmp_path: Path) -> None:
+    """Our rule: the agent went on without it, so that a late answer would start something else."""
+    ready = asyncio.Event()
+
+    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
+        session.emit(wish())
+        await ready.wait()
+        return None
+
+    async with harness(tmp_path, ScriptedDriver(script)) as h:
+        shown = requested(await h.run("go", run_id="r1", delivery=delivery()))
+        ready.set()
+        await until(lambda: not parked()[0].held.turn_open)
+        (turn,) = parked()
+        turn.until = 0.0
+        turn.held.channel.wake()
+        await until(lambda: not parked())
+        assert "no longer open" in (await press(h, shown, 1, delivery=delivery())).text
+        assert len(h.driver.sessions[0].prompts) == 1
 
 
 @pytest.mark.asyncio
@@ -691,6 +729,20 @@ async def test_after_a_restart_the_answer_allows_exactly_that_action_once(tmp_pa
         second = await again.run("3", run_id="r2", delivery=delivery())
         assert [each.choice_id for each in session.answers.values()] == ["no", "yes"]
         assert requested(second)
+
+
+@pytest.mark.asyncio
+async def test_after_a_restart_an_expired_request_is_over(tmp_path: Path) -> None:
+    """Our rule: the stored record says until when an answer counts."""
+    async with harness(tmp_path, asking(wish(command="one"))) as h:
+        shown = requested(await h.run("go", run_id="r1", delivery=delivery()))
+    for key, value in h.host.state.items():
+        if shown["interaction_id"] in str(value):
+            h.host.state[key] = {"value": value["value"].replace(str(shown["expires_at"]), "1")}
+    async with harness(tmp_path, asking(wish(command="one"))) as again:
+        again.host.state = h.host.state
+        assert "no longer open" in (await press(again, shown, 1, delivery=delivery())).text
+        assert not again.driver.sessions
 
 
 @pytest.mark.asyncio

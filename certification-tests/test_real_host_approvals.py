@@ -183,6 +183,18 @@ async def test_a_press_continues_the_same_turn_of_the_same_process(place: Place,
 
 
 @pytest.mark.asyncio
+async def test_a_press_is_answered_by_a_bot_that_does_not_stream_under_a_form_that_does(place: Place) -> None:
+    """Both are the defaults; host fact: it loses every reply to a press there, and only its settings say that it does not."""
+    talk = Talk(place, place.host.telegram_bot(pipeline=place.pipeline, streaming=False))
+    talk.ask()
+    shown = await talk.asked()
+    await talk.rest()
+    await talk.press(shown, shown.buttons[0])
+    await talk.answered("once")
+    assert talk.effect.exists()
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("surface", SURFACES)
 async def test_a_pressed_denial_reaches_the_agent_and_nothing_is_done(place: Place, surface: str) -> None:
     """The turn goes on in the same process without the command."""
@@ -265,7 +277,7 @@ async def test_another_members_press_changes_nothing_and_the_requester_can_type(
 async def test_an_approver_answers_by_typing(place: Place) -> None:
     """Host fact: only whoever was asked may press; an approver of the form answers by the number, in the requester's turn."""
     approver = next(CHATS)
-    talk = Talk(place, place.bot("telegram streaming", **{"approvers": [str(approver)]}), group=True)
+    talk = Talk(place, place.bot("telegram streaming", approvers=[str(approver)]), group=True)
     talk.ask()
     shown = await talk.asked()
     await talk.press(shown, shown.buttons[0], user=approver)

@@ -1,4 +1,4 @@
-"""Two ways for text that does not fit into the one message a surface shows: ahead of it, or into a file.
+"""Two ways for text that does not fit into the one message a surface shows, or that it loses: ahead of it, or into a file.
 
 :func:`sender` speaks to the chat outside the run, which only a worker of one installation may and a web chat can't receive;
 :func:`writer` stores the text in a local workspace under a name of the runner's own, never following a link and never
@@ -8,6 +8,7 @@ replacing a file. Both raise when they can't; the caller then takes its next way
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -19,6 +20,9 @@ from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
 from pkg import limits
 from pkg.identity import Authority
 from pkg.installations import Installation
+from pkg.surfaces import STREAM_SETTING
+
+log = logging.getLogger(__name__)
 
 
 def sender(
@@ -38,6 +42,23 @@ def sender(
             await installation.adopt(plugin.send_message(bot, str(kind), str(to), chain), name="detached send")
 
     return send
+
+
+async def streams(runner: Runner, ctx: RunnerContext, installation: Installation) -> bool:
+    """Whether the run's bot streams, by the host's settings of it; false when the host does not say.
+
+    For a run for which there is a :func:`sender`.
+    """
+    assert ctx.conversation is not None and ctx.conversation.bot_id
+    try:
+        async with asyncio.timeout(limits.DETACHED_SEND_WAIT):
+            asking = runner.plugin.get_bot_info(ctx.conversation.bot_id)
+            bot = await installation.adopt(asking, name="bot's settings")
+    except Exception as exc:  # noqa: BLE001 - what is sent outside the run arrives either way
+        log.info("whether the bot streams is not known (%s)", type(exc).__name__)
+        return False
+    chosen = bot.get("adapter_config")
+    return isinstance(chosen, dict) and chosen.get(STREAM_SETTING) is True
 
 
 def writer(workspace: str, correlation: str) -> Callable[[str], Awaitable[str]]:

@@ -11,7 +11,9 @@ Guarantees:
   notice, while requests and the turn's end are kept;
 - on its deadline the turn is cancelled, and so it is when it is stopped or its installation ends; a session that ended its turn
   in time is kept as any other, else it is closed. When the agent ends by itself its session is released at once;
-- what became of a turn that nobody answered is told at once where there is a way, else it is the first line of the next run.
+- what became of a turn that nobody answered is told at once where there is a way, else it is the first line of the next run;
+- a request that expired, was stopped or was not needed any more is answered by nothing any more (:meth:`ParkedTurns.settle`);
+  only where the agent itself is gone may a later answer still resume its session.
 """
 
 from __future__ import annotations
@@ -271,6 +273,8 @@ class ParkedTurns:
             if event is not None:
                 turn.keep(event)
             elif channel.ended or (left := turn.until - time.monotonic()) <= 0:
+                if not channel.ended or not turn.held.turn_open:
+                    self.settle(turn.interaction_id)
                 self._end(turn, _outcome(turn))
             else:
                 await channel.wait(left)

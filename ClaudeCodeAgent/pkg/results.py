@@ -96,7 +96,7 @@ class Delivery:
             max_message_size=delivery.max_message_size,
             live_reply=explicit,
         )
-        self._reply_lost = self._surface.press_reply_lost and ctx.event.event_type == "interaction.submitted"
+        self._reply_lost = reply_lost(ctx)
         self._run_id = ctx.run_id
         self._emit_result = emit
         self._language = language
@@ -653,6 +653,13 @@ class Delivery:
         error = None if event.status == "completed" else event.status
         result = tool_result(event)
         await self._emit(RunnerResult.tool_call_completed(self._run_id, event.tool_call_id, name, result, error))
+
+
+def reply_lost(ctx: RunnerContext) -> bool:
+    """Whether the host loses what this run replies unless its bot streams."""
+    adapter = str(ctx.delivery.platform_capabilities.get("adapter") or "")
+    pressed = ctx.event.event_type == "interaction.submitted"
+    return pressed and ctx.delivery.automatic_reply and surface_for(adapter).press_reply_lost
 
 
 def _shortened(text: str, must: str, note: str, limit: Limit) -> str:

@@ -23,6 +23,9 @@ _STATUS_BYTES: Final = 16 * 1024
 
 SEQUENCE_STEP: Final = 8
 
+STREAM_SETTING: Final = "enable-stream-reply"
+"""The setting of a Telegram bot in the host that has it stream; nothing that a run is given says so. It is off by default."""
+
 
 @dataclass(frozen=True, slots=True)
 class Surface:

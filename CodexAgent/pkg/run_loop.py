@@ -57,7 +57,7 @@ from pkg.interactions import Decided, answer_like
 from pkg.message_queue import MessageQueue
 from pkg.parking import ParkedTurn
 from pkg.product import Product, SpecInputs
-from pkg.results import Delivery
+from pkg.results import Delivery, reply_lost
 from pkg.run_clock import RunClock
 from pkg.run_scope import run_scope
 from pkg.run_session import Asked, RunSession
@@ -161,6 +161,7 @@ class _Run:
         self._parking: ParkedTurn | None = None
         self._answers: set[asyncio.Task[bool]] = set()
         self._detached: Callable[[str], Awaitable[None]] | None = None
+        self._streams = True
 
     # ---- as its installation and other runs see it
 
@@ -249,7 +250,7 @@ class _Run:
             if settings is None:
                 mode, progress = str(self.ctx.config.get("reply-mode") or "stream"), "off"
             else:
-                mode = settings.reply_mode if settings.streaming else "single"
+                mode = settings.reply_mode if settings.streaming and self._streams else "single"
                 progress = settings.show_progress
             self._delivery = Delivery(
                 self.ctx,
@@ -299,6 +300,9 @@ class _Run:
         if pressed is None and controls.parse(self.text) is controls.Control.STOP:
             await self._stop_others(authority, settings, installation, actor)
             return
+        if pressed is not None and self._detached is not None and reply_lost(self.ctx):
+            # A button is there whether the bot streams or not, and what is streamed to one that does not is lost then.
+            self._streams = await overflow.streams(self.runner, self.ctx, installation)
         plugin = parse(self.product.plugin_settings, self.runner.get_plugin_config())
         asked = Asked(authority, actor, installation, settings, plugin)
         meant = await self._meaning(asked, pressed)
