@@ -96,13 +96,24 @@ class TestScripted:
         assert CANARY not in (tmp_path / "log").read_text()
         assert CANARY not in json.dumps([result.data for result in outcome.results])
 
-    async def test_asking_denies_and_says_how_to_change_it(self, worker: SdkWorker, tmp_path: Path) -> None:
-        """While nobody can be asked; the turn goes on."""
+    async def test_where_nobody_can_be_asked_it_is_denied_and_said_how_to_change_it(
+        self, worker: SdkWorker, tmp_path: Path
+    ) -> None:
+        """A run that names no chat; the turn goes on."""
         ask = json.dumps({"kind": "command", "command": "/bin/bash -lc 'rm -rf x'", "cwd": "/"})
-        outcome = await worker.run(f"approve {ask}", config=scripted(tmp_path))
+        outcome = await worker.run(f"approve {ask}", config=scripted(tmp_path), conversation="")
         assert "rm -rf x" in outcome.text
-        assert "allow-edits" in outcome.text
+        assert "approval policy" in outcome.text
         assert '{"decision": "decline"}' in outcome.text
+
+    async def test_a_denial_in_the_chat_reaches_the_same_turn(self, worker: SdkWorker, tmp_path: Path) -> None:
+        """The third of the numbered choices."""
+        ask = json.dumps({"kind": "command", "command": "/bin/bash -lc 'rm -rf x'", "cwd": "/"})
+        asked = await worker.run(f"approve {ask}", config=scripted(tmp_path))
+        assert "rm -rf x" in asked.text
+        assert "decision" not in asked.text
+        denied = await worker.run("3", run_id="r2", config=scripted(tmp_path))
+        assert '{"decision": "decline"}' in denied.text
 
     async def test_a_message_during_the_turn_is_steered_into_it(self, worker: SdkWorker, tmp_path: Path) -> None:
         """Codex takes it by its own means."""
@@ -207,8 +218,10 @@ class TestReal:
             assert (await worker.run("remember the heron [[ say noted ]]", config=form)).text == "noted"
             recalled = await worker.run("[[ recall ]]", run_id="r2", config=form)
             assert "remember the heron" in recalled.text
-            denied = await worker.run("[[ run touch made ;; say done ]]", run_id="r3", config=form)
-            assert "touch made" in denied.text
+            asked = await worker.run("[[ run touch made ;; say done ]]", run_id="r3", config=form)
+            assert "touch made" in asked.text
+            denied = await worker.run("deny", run_id="r3-answer", config=form)
+            assert denied.shown[-1:] == ["done"]
             assert not (place / "workspace" / "made").exists()
             allowed = await worker.run(
                 "[[ run touch made ;; say done ]]", run_id="r4", config={**form, "approval-policy": "allow-all"}
