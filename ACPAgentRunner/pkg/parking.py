@@ -260,6 +260,8 @@ class ParkedTurns:
             if event is not None:
                 turn.keep(event)
             elif channel.ended or (left := turn.until - time.monotonic()) <= 0:
+                if not channel.ended:
+                    self.settle(turn.interaction_id)
                 self._end(turn, _outcome(turn))
             else:
                 await channel.wait(left)
