@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import re
 import secrets
 import shlex
 import sys
@@ -305,7 +306,8 @@ class Talk:
                 "surface": "platform",
                 "automatic_reply": True,
                 "supports_streaming": True,
-                "platform_capabilities": {"adapter": "TelegramAdapter"},
+                # Not a service's, which would take some messages a minute only.
+                "platform_capabilities": {"adapter": "WebSocketAdapter"},
                 "interactions": BUTTONS,
             }
         name = f"{self.token}-{next(self._runs)}"
@@ -769,26 +771,28 @@ async def resumed(talk: Talk, answer: Callable[[], Awaitable[Outcome]], *, kept:
     """
     before = talk.turn
     done = await answer()
-    (turn, *more) = talk.bench.notebook.turns(GRANTED)[-1:]
-    assert not more
-    assert turn.pid != before.pid
-    assert f"pid={turn.pid} " in done.text
+    said = re.search(r"pid=(\d+) turn=([^;]+);", done.text)
+    assert said is not None, done.text
+
+    def now() -> Turn:
+        (found,) = [each for each in talk.bench.notebook.turns(GRANTED) if (str(each.pid), each.name) == (said[1], said[2])]
+        return found
+
+    assert now().pid != before.pid
     assert "late other" in done.text + json.dumps([each.data for each in done.results]), "asked anew"
     if not kept:
-        await until(lambda: talk.bench.notebook.turns(GRANTED)[-1].settled)
+        await until(lambda: now().settled)
         return
-    assert (turn.asked, turn.answers) == (1, [])
+    assert (now().asked, now().answers) == (1, [])
     again = await talk.say("3")
-    turn = next(each for each in talk.bench.notebook.turns(GRANTED) if (each.pid, each.name) == (turn.pid, turn.name))
-    assert turn.answers == ["deny", "allow"], "the grant is for that action"
+    assert now().answers == ["deny", "allow"], "the grant is for that action"
     assert "late action" in again.text + json.dumps([each.data for each in again.results]), "and for once"
-    assert started(turn.pid)
+    assert started(now().pid)
     last = await talk.say("3")
     assert last.reason == "stop"
-    turn = next(each for each in talk.bench.notebook.turns(GRANTED) if (each.pid, each.name) == (turn.pid, turn.name))
-    assert turn.answers == ["deny", "allow", "deny"]
-    assert turn.how
-    await until(lambda: not started(turn.pid))
+    assert now().answers == ["deny", "allow", "deny"]
+    assert now().how
+    await until(lambda: not started(now().pid))
 
 
 GRANTED = "has now been allowed"
@@ -870,18 +874,21 @@ async def ended(talks: list[Talk]) -> None:
 
 async def taken_up(talks: list[Talk]) -> None:
     """Each is answered now, and each answer finds its session: allowed where there are buttons, denied where there are none."""
-    for talk in talks:
+
+    async def one(talk: Talk) -> None:
         if talk.surface == "buttons":
             await resumed(talk, partial(talk.press, talk.shown, 1), kept=True)
             over = await talk.press(talk.shown, 1)
             assert "no longer open" in over.text
-        else:
-            done = await talk.say(f"deny because {talk.token}-reason")
-            assert done.reason == "stop"
-            (turn,) = talk.bench.notebook.turns(f"{talk.token}-reason")
-            assert turn.pid != talk.turn.pid
-            assert DENIED in turn.notes[0]["text"]
-            assert turn.settled
+            return
+        done = await talk.say(f"deny because {talk.token}-reason")
+        assert done.reason == "stop"
+        (turn,) = talk.bench.notebook.turns(f"{talk.token}-reason")
+        assert turn.pid != talk.turn.pid
+        assert DENIED in turn.notes[0]["text"]
+        assert turn.settled
+
+    await all_of({f"{talk.place} {talk.surface}": partial(one, talk) for talk in talks})
 
 
 @pytest.mark.asyncio
