@@ -97,9 +97,14 @@ def response(question: Asked, answer: Answer) -> dict[str, Any]:
     return {"behavior": "deny", "message": answer.message or DENIED}
 
 
-def withdrawn() -> dict[str, Any]:
-    """The response to a request of a turn that is over."""
-    return {"behavior": "deny", "message": WITHDRAWN}
+def withdrawn(*, cancelling: bool = False) -> dict[str, Any]:
+    """The response to a request of a turn that is over, or is ``cancelling``.
+
+    Claude Code (2.1.332) goes on with a turn whose action is denied, so that it would act once more before an interrupt reaches
+    it; with "interrupt" the denial ends the turn, too, and the program stays usable.
+    """
+    denied = {"behavior": "deny", "message": WITHDRAWN}
+    return {**denied, "interrupt": True} if cancelling else denied
 
 
 # ------------------------------------------------------------------ approvals

@@ -329,7 +329,7 @@ class ClaudeSession:
     def _cancel(self, turn: _Turn) -> None:
         turn.cancelling = True
         self._events.lift(True)
-        self._withdraw()
+        self._withdraw(cancelling=True)
         turn.canceller = owned(self._see_cancel_through(turn), "claude-cancel")
         self._cancellers.add(turn.canceller)
         turn.canceller.add_done_callback(self._cancellers.discard)
@@ -511,7 +511,8 @@ class ClaudeSession:
         if self._turn is None:
             self._outside_turn(asked)
         elif self._turn.cancelling or len(self._asked) >= limits.ACP_OPEN_REQUESTS:
-            self._transport.post(wire.control_success(request_id, permissions.withdrawn()))
+            response = permissions.withdrawn(cancelling=self._turn.cancelling)
+            self._transport.post(wire.control_success(request_id, response))
         else:
             self._asked[request_id] = asked
             self._emit(asked.event)
@@ -526,10 +527,10 @@ class ClaudeSession:
             params = {"title": " ".join(title.split())[: limits.ACTION_CHARS]}
             self._emit(Notice("coding.permission_outside_turn", level="warning", params=params))
 
-    def _withdraw(self) -> None:
+    def _withdraw(self, *, cancelling: bool = False) -> None:
         """Answer everything that is open; nobody else will."""
         for request_id in self._asked:
-            self._transport.post(wire.control_success(request_id, permissions.withdrawn()))
+            self._transport.post(wire.control_success(request_id, permissions.withdrawn(cancelling=cancelling)))
         self._asked.clear()
 
     def _oversized(self, size: int) -> None:

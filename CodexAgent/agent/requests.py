@@ -153,9 +153,18 @@ class ServerRequests:
             del self._open[name]
         return [Notice("agent.request_withdrawn", name) for name in names]
 
-    def withdraw(self) -> list[Reply]:
-        """The turn is over or being cancelled: refuse whatever is open."""
-        replies = [refuse(each.request_id, each.method) for each in self._open.values()]
+    def withdraw(self, *, cancelling: bool = False) -> list[Reply]:
+        """The turn is over or being cancelled: refuse whatever is open.
+
+        Codex (0.171) goes on with a turn whose action is declined, so that a turn that is ``cancelling`` would act once more
+        before the interrupt reaches it; "cancel" declines and ends it in one.
+        """
+        replies = [
+            Reply(each.request_id, {"decision": "cancel"})
+            if cancelling and each.method in (_COMMAND, _FILES)
+            else refuse(each.request_id, each.method)
+            for each in self._open.values()
+        ]
         self._open.clear()
         return replies
 

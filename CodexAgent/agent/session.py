@@ -306,7 +306,7 @@ class CodexSession:
         self._events.lift(True)
         for event in self._translator.cancel():
             self._events.put(event)
-        for reply in self._requests.withdraw():
+        for reply in self._requests.withdraw(cancelling=True):
             self._reply(reply)
         turn.canceller = owned(self._see_cancel_through(turn), "codex-cancel")
 

@@ -69,7 +69,7 @@ async def reader_cancelled(session: ClaudeSession) -> None:
 async def test_what_ends_a_turn_denies_what_it_had_asked(
     tmp_path: Path, step: str, end: Callable[[ClaudeSession], Awaitable[None]]
 ) -> None:
-    """Our rule: the program hears one denial, before it is told to stop; an answer that comes later counts for nothing."""
+    """Our rule: the program hears one denial that ends its turn, too; an answer that comes later counts for nothing."""
     log = tmp_path / "log"
     async with opened(tmp_path, {"log": str(log)}) as session:
         await prompted(session, step)
@@ -80,7 +80,7 @@ async def test_what_ends_a_turn_denies_what_it_had_asked(
         assert ended(await until(session, TurnEnded)).stop_reason == "cancelled"
         assert not await session.answer(asked.request_id, Answer("allow_once"))
         await poll(lambda: bool(answers(log)))
-        assert answers(log) == [(asked.request_id, WITHDRAWN)]
+        assert answers(log) == [(asked.request_id, {**WITHDRAWN, "interrupt": True})]
 
 
 async def test_what_is_open_at_the_end_of_a_turn_is_denied(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ TOOL = {
     "_meta": {"codex_approval_kind": "mcp_tool_call", "tool_name": "write", "tool_params": {"path": "x"}},
 }
 STEPS = {
-    f"approve {json.dumps(COMMAND)}": {"decision": "decline"},
-    f"patch {json.dumps(CHANGES)}": {"decision": "decline"},
+    f"approve {json.dumps(COMMAND)}": {"decision": "cancel"},
+    f"patch {json.dumps(CHANGES)}": {"decision": "cancel"},
     f"request item/tool/requestUserInput {json.dumps(QUESTIONS)}": {"answers": {}},
     f"request mcpServer/elicitation/request {json.dumps(TOOL)}": {"action": "decline", "content": None, "_meta": None},
 }

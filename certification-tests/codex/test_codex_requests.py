@@ -351,7 +351,7 @@ class TestTheRest:
             assert not await session.answer(asked.request_id, Answer("accept"))
             assert ended(await rest_of_turn(session)).stop_reason == "cancelled"
         replies = [line["result"] for line in log_of(tmp_path) if "result" in line]
-        assert {"decision": "decline"} in replies
+        assert replies == [{"decision": "cancel"}]
 
 
 class TestMcpServers:

@@ -44,7 +44,7 @@ DEFAULTS: dict[str, Any] = {
     "notes": "",  # file that gets what became of each turn and request, see Agent.note
     "late": [],  # the script in place of a prompt that tells of a belated permission
     "ignore_eof": False,
-    "first_session": "s-1",
+    "first_session": "s-1",  # empty: a name that no other process gives
     "instead": {},  # beginning of a prompt: the script that is run for it
 }
 
@@ -224,7 +224,8 @@ class Agent:
             self.fail(message, *self.config["new_error"])
             return
         self.count += 1
-        session = self.config["first_session"] if self.count == 1 else f"s-{self.count}"
+        first = self.config["first_session"] or f"s-{os.getpid()}-{time.time_ns()}"
+        session = first if self.count == 1 else f"s-{self.count}"
         self.sessions[session] = {"turns": [], "mcp": params.get("mcpServers")}
         self.save(session)
         for update in self.config["early"]:

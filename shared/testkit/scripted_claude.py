@@ -437,6 +437,10 @@ class Claude:
             self.do_say(f"allowed {json.dumps(response, sort_keys=True)}")
         else:
             self.tool_result(call, response.get("message", ""), error=True)
+            if response.get("interrupt"):
+                # Vendor's rule (2.1.332): the denial ends the turn, too.
+                self.tell("cancel")
+                raise Interrupted
             self.do_say(f"denied {response.get('message', '')}")
 
     def do_ask_in(self, rest: str) -> None:

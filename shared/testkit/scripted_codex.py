@@ -122,6 +122,10 @@ class Turn:
         self.note("asked", method=method, params=params)
         answer = ask(method, {**self.names(), **params})
         self.note("answered", answer=answer.get("result", {"error": answer.get("error")}))
+        if answer.get("result") == {"decision": "cancel"}:
+            # Vendor's rule (0.171): declined, and the turn is interrupted.
+            self.note("cancel")
+            self.interrupted.set()
         notify("serverRequest/resolved", threadId=self.thread.id, requestId=answer["id"])
         return answer.get("result", {"error": answer.get("error")})
 
