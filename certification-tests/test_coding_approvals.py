@@ -78,7 +78,7 @@ class Kind:
     def ask(self, command: str, cwd: Path) -> str:
         """The step that asks for a command."""
         if self.program == "scripted_acp_agent.py":
-            call = {"toolCallId": f"t-{secrets.token_hex(4)}", "title": command, "kind": "execute"}
+            call: dict[str, Any] = {"toolCallId": f"t-{secrets.token_hex(4)}", "title": command, "kind": "execute"}
             call |= {"rawInput": {"command": command, "cwd": str(cwd)}}
             return "perm " + json.dumps({"toolCall": {**call, "content": _said(WHY)}, "options": OPTIONS})
         if self.program == "scripted_claude.py":
@@ -118,7 +118,8 @@ def verdict_of(answer: Any) -> str:
         return "nothing"
     outcome = answer.get("outcome")
     if isinstance(outcome, dict):
-        return {"yes": "allow", "no": "deny", "always": "for good"}.get(outcome.get("optionId", ""), outcome["outcome"])
+        words = {"yes": "allow", "no": "deny", "always": "for good"}
+        return words.get(outcome.get("optionId", ""), str(outcome["outcome"]))
     if "decision" in answer:
         words = {"accept": "allow", "decline": "deny", "cancel": "cancelled", "acceptForSession": "for good"}
         return words.get(answer["decision"], str(answer["decision"]))
@@ -222,7 +223,8 @@ class Bench:
         late = ["who", self.kind.ask("late other", self.workspace), self.kind.ask("late action", self.workspace)]
         late += [self.kind.ask("late action", self.workspace)]
         config: dict[str, Any] = {"notes": str(self.notebook.path), "late": late}
-        config |= {"acp": {"state": str(state), "first_session": ""}, "claude": {}, "codex": {"known": True}}[self.agent]
+        own: dict[str, dict[str, Any]] = {"acp": {"state": str(state), "first_session": ""}, "codex": {"known": True}}
+        config |= own.get(self.agent, {})
         program = Path(daemon_rig.__file__).with_name(self.kind.program)
         written = shlex.quote(json.dumps(config))
         given = f"SCRIPTED_CODEX={written} exec" if self.agent == "codex" else "exec"
@@ -287,6 +289,8 @@ class Talk:
         self.bench, self.place, self.surface, self.form = bench, place, surface, form
         self.token = f"mark-{next(self.numbers)}-{secrets.token_hex(3)}"
         self.command = f"make {self.token}"
+        self.shown: Mapping[str, Any] = {}
+        """The request as the host was told to show it, where the surface has buttons."""
         self._runs = itertools.count(1)
 
     def script(self, *, edits: bool = False, times: int = 1, command: str = "") -> str:

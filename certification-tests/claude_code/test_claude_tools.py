@@ -77,14 +77,19 @@ async def test_the_program_calls_langbot_s_tools_run_after_run(desk: Desk) -> No
 
 
 async def test_without_leave_the_policy_decides_about_tools_too(desk: Desk) -> None:
-    """Our rule: LangBot's tools are tools; where nobody said that they may be used they are asked about like any other."""
-    outcome = await desk.worker.run(desk.calling("nobody"), config=desk.form(allowed_tools=[]))
+    """Our rule: LangBot's tools are tools; where nobody said that they may be used they are asked about like any other.
+
+    What is allowed is called in the run of the answer.
+    """
+    outcome = await desk.worker.run(desk.calling("somebody"), config=desk.form(allowed_tools=[]))
     assert desk.called() == []
-    assert "langbot_call_tool" in outcome.text and "approval policy" in outcome.text
+    assert "langbot_call_tool" in outcome.text and "1. Allow once" in outcome.text
+    outcome = await desk.worker.run("1", run_id="r2", config=desk.form(allowed_tools=[]))
+    assert desk.called() == ["somebody"], outcome.text
     outcome = await desk.worker.run(
-        desk.calling("all"), run_id="r2", config=desk.form(allowed_tools=[], approval_policy="allow-all")
+        desk.calling("all"), run_id="r3", config=desk.form(allowed_tools=[], approval_policy="allow-all")
     )
-    assert desk.called() == ["all"], outcome.text
+    assert desk.called() == ["somebody", "all"], outcome.text
 
 
 async def test_tools_are_what_the_run_may_use(desk: Desk) -> None:
