@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tooling import ROOT, SetupError, agents, host, packages, steps, venv
+from tooling import ROOT, SetupError, agents, host, lanes, packages, steps, venv
 
 LOCKS = (venv.DEV_LOCK, host.LOCK)
 LOCK_LINE = re.compile(r"^[A-Za-z0-9._-]+(\[[a-z0-9,-]+\])?==[^ ;]+( ; .+)?$")
@@ -240,12 +240,12 @@ def lanes_with(tmp_path: Path, script: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("failing", ["real_host", "not real_host"])
+@pytest.mark.parametrize("failing", [lanes.WAITING, f"not ({lanes.WAITING})"])
 def test_the_whole_suite_is_two_runs_that_miss_and_repeat_nothing_and_both_count(tmp_path: Path, failing: str) -> None:
-    """Our rule: one marker divides it, either half's failure is the whole's, and what both print is shown."""
+    """Our rule: one expression divides it, either half's failure is the whole's, and what both print is shown."""
     with lanes_with(tmp_path, f'echo "ran $4"; [ "$4" != "{failing}" ]') as run:
         output, _ = run.communicate(timeout=60)
-    assert sorted(output.splitlines()) == ["ran not real_host", "ran real_host"]
+    assert sorted(output.splitlines()) == [f"ran not ({lanes.WAITING})", f"ran {lanes.WAITING}"]
     assert run.returncode == 1
 
 

@@ -1,4 +1,4 @@
-"""The whole suite as two pytest processes side by side: what waits for the paced chat host, and everything else.
+"""The whole suite as two pytest processes side by side: what waits for others much of its time, and everything else.
 
 Guarantees: every test runs in exactly one of the two; both are over when :func:`run` returns, also after an interrupt; what
 the one in the background printed is shown whole when it has ended; the worse exit code counts.
@@ -16,8 +16,8 @@ from typing import Final
 
 from tooling import ROOT, steps
 
-WAITING: Final = "real_host"
-"""The marker of tests that spend their time waiting for a chat platform's pace, so that one core serves them and others."""
+WAITING: Final = "real_host or real_claude or real_agents"
+"""The markers of tests that wait for a chat's pace and for other programs, so that one core serves them and others."""
 
 
 def run(python: Path) -> int:
@@ -28,7 +28,7 @@ def run(python: Path) -> int:
         waiting = subprocess.Popen(
             [*command, WAITING], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
         )
-        others = subprocess.Popen([*command, f"not {WAITING}"], cwd=ROOT)
+        others = subprocess.Popen([*command, f"not ({WAITING})"], cwd=ROOT)
         try:
             codes = [others.wait()]
             if waiting.poll() is None:
