@@ -79,8 +79,8 @@ class Kind:
         """The step that asks for a command."""
         if self.program == "scripted_acp_agent.py":
             call = {"toolCallId": f"t-{secrets.token_hex(4)}", "title": command, "kind": "execute"}
-            call |= {"rawInput": {"command": command, "cwd": str(cwd)}}
-            return "perm " + json.dumps({"toolCall": {**call, "content": _said(WHY)}, "options": OPTIONS})
+            given = {"command": command, "cwd": str(cwd)}
+            return "perm " + json.dumps({"toolCall": {**call, "rawInput": given, "content": _said(WHY)}, "options": OPTIONS})
         if self.program == "scripted_claude.py":
             return f"ask Bash {json.dumps({'command': command})} {json.dumps({'decision_reason': WHY})}"
         return "approve " + json.dumps({"command": command, "cwd": str(cwd), "reason": WHY})
@@ -118,7 +118,7 @@ def verdict_of(answer: Any) -> str:
         return "nothing"
     outcome = answer.get("outcome")
     if isinstance(outcome, dict):
-        return {"yes": "allow", "no": "deny", "always": "for good"}.get(outcome.get("optionId", ""), outcome["outcome"])
+        return {"yes": "allow", "no": "deny", "always": "for good"}.get(outcome.get("optionId", ""), str(outcome["outcome"]))
     if "decision" in answer:
         words = {"accept": "allow", "decline": "deny", "cancel": "cancelled", "acceptForSession": "for good"}
         return words.get(answer["decision"], str(answer["decision"]))
@@ -222,7 +222,8 @@ class Bench:
         late = ["who", self.kind.ask("late other", self.workspace), self.kind.ask("late action", self.workspace)]
         late += [self.kind.ask("late action", self.workspace)]
         config: dict[str, Any] = {"notes": str(self.notebook.path), "late": late}
-        config |= {"acp": {"state": str(state), "first_session": ""}, "claude": {}, "codex": {"known": True}}[self.agent]
+        own: dict[str, dict[str, Any]] = {"acp": {"state": str(state), "first_session": ""}, "codex": {"known": True}}
+        config |= own.get(self.agent, {})
         program = Path(daemon_rig.__file__).with_name(self.kind.program)
         written = shlex.quote(json.dumps(config))
         given = f"SCRIPTED_CODEX={written} exec" if self.agent == "codex" else "exec"
@@ -285,6 +286,7 @@ class Talk:
     def __init__(self, bench: Bench, place: str, surface: str, form: dict[str, Any]) -> None:
         """Made by :meth:`Bench.talk`."""
         self.bench, self.place, self.surface, self.form = bench, place, surface, form
+        self.shown: Shown = NOTHING_SHOWN
         self.token = f"mark-{next(self.numbers)}-{secrets.token_hex(3)}"
         self.command = f"make {self.token}"
         self._runs = itertools.count(1)
