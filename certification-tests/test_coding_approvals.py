@@ -78,9 +78,9 @@ class Kind:
     def ask(self, command: str, cwd: Path) -> str:
         """The step that asks for a command."""
         if self.program == "scripted_acp_agent.py":
-            call: dict[str, Any] = {"toolCallId": f"t-{secrets.token_hex(4)}", "title": command, "kind": "execute"}
-            call |= {"rawInput": {"command": command, "cwd": str(cwd)}}
-            return "perm " + json.dumps({"toolCall": {**call, "content": _said(WHY)}, "options": OPTIONS})
+            call = {"toolCallId": f"t-{secrets.token_hex(4)}", "title": command, "kind": "execute"}
+            given = {"command": command, "cwd": str(cwd)}
+            return "perm " + json.dumps({"toolCall": {**call, "rawInput": given, "content": _said(WHY)}, "options": OPTIONS})
         if self.program == "scripted_claude.py":
             return f"ask Bash {json.dumps({'command': command})} {json.dumps({'decision_reason': WHY})}"
         return "approve " + json.dumps({"command": command, "cwd": str(cwd), "reason": WHY})
@@ -118,8 +118,7 @@ def verdict_of(answer: Any) -> str:
         return "nothing"
     outcome = answer.get("outcome")
     if isinstance(outcome, dict):
-        words = {"yes": "allow", "no": "deny", "always": "for good"}
-        return words.get(outcome.get("optionId", ""), str(outcome["outcome"]))
+        return {"yes": "allow", "no": "deny", "always": "for good"}.get(outcome.get("optionId", ""), str(outcome["outcome"]))
     if "decision" in answer:
         words = {"accept": "allow", "decline": "deny", "cancel": "cancelled", "acceptForSession": "for good"}
         return words.get(answer["decision"], str(answer["decision"]))
@@ -287,10 +286,9 @@ class Talk:
     def __init__(self, bench: Bench, place: str, surface: str, form: dict[str, Any]) -> None:
         """Made by :meth:`Bench.talk`."""
         self.bench, self.place, self.surface, self.form = bench, place, surface, form
+        self.shown: Shown = NOTHING_SHOWN
         self.token = f"mark-{next(self.numbers)}-{secrets.token_hex(3)}"
         self.command = f"make {self.token}"
-        self.shown: Mapping[str, Any] = {}
-        """The request as the host was told to show it, where the surface has buttons."""
         self._runs = itertools.count(1)
 
     def script(self, *, edits: bool = False, times: int = 1, command: str = "") -> str:

@@ -583,7 +583,11 @@ async def test_a_session_goes_on_in_a_new_process_with_all_it_knows(name: str, r
 @pytest.mark.sdk_worker
 @in_this_loop
 async def test_the_built_package_answers_with_a_real_agent_in_a_real_worker(tmp_path: Path, model: ModelFixture) -> None:
-    """From the form to the chat: the SDK's worker, the built package, codex-acp, a streamed answer and a refused command."""
+    """From the form to the chat: the SDK's worker, the built package, codex-acp, a streamed answer, and commands that wait.
+
+    An allowed one has its effect and a denied one none, in the same process; the reason of the denial is what the model reads
+    next. What nobody answers is cancelled on its deadline.
+    """
     where = place(tmp_path, "codex", model)
     spec = where.agent.spec(INSTALLED.binaries(), where.home, where.workspace, model.url)
     environment = {**spec.env, "OPENAI_API_KEY": "${secret:MODEL_KEY}"}
@@ -599,14 +603,38 @@ async def test_the_built_package_answers_with_a_real_agent_in_a_real_worker(tmp_
         async with asyncio.timeout(TURN):
             answer = await worker.run("remember PEAR [[say one two three]]", config=form)
         assert (answer.shown, answer.reason) == (["one two three"], "stop")
-        async with asyncio.timeout(TURN):
-            refused = await worker.run("[[run touch made.txt ;; say finished]]", run_id="r2", config=form)
-        assert "touch made.txt" in refused.text
-        assert not (where.workspace / "made.txt").exists()
-        async with asyncio.timeout(TURN):
-            recalled = await worker.run("[[recall]]", run_id="r3", config=form)
-        assert recalled.text.startswith("recalled: remember PEAR")
         processes = descendants(worker.pid())
         assert processes
-        assert all(KEY not in str(result.data) for each in (answer, refused, recalled) for result in each.results)
+        outcomes = [answer]
+        for number, (name, word) in enumerate((("made.txt", "1"), ("other.txt", "deny because of-the-moon")), 1):
+            script = f"[[run touch {name} ;; say finished]]"
+            async with asyncio.timeout(TURN):
+                asked = await worker.run(script, run_id=f"asks-{number}", config=form)
+            assert f"touch {name}" in asked.text
+            assert "4. " in asked.text
+            assert not (where.workspace / name).exists()
+            async with asyncio.timeout(TURN):
+                done = await worker.run(word, run_id=f"answers-{number}", config=form)
+            assert (where.workspace / name).exists() == (word == "1")
+            assert processes.items() <= descendants(worker.pid()).items()
+            outcomes += [asked, done]
+            if word == "1":
+                assert "finished" in done.text
+            else:
+                assert "of-the-moon" in repr(model.asked[-1].history)
+        async with asyncio.timeout(TURN):
+            recalled = await worker.run("[[recall]]", run_id="r3", config=form)
+        assert "recalled: remember PEAR" in recalled.text
+        outcomes.append(recalled)
+        # The shortest time that the form takes.
+        late = {**form, "approval-timeout": 30, "keep-warm": 0}
+        async with asyncio.timeout(TURN):
+            await worker.run("[[run touch never.txt ;; say finished]]", run_id="r4", config=late)
+        assert await gone(descendants(worker.pid()), 60.0)
+        async with asyncio.timeout(TURN):
+            after = await worker.run("[[say going on]]", run_id="r5", config=late)
+        assert "Nobody answered in time" in after.shown[0]
+        assert "going on" in after.text
+        assert not (where.workspace / "never.txt").exists()
+        assert all(KEY not in str(result.data) for each in outcomes for result in each.results)
     assert await gone(processes)
