@@ -842,3 +842,22 @@ async def test_a_run_that_waits_for_a_turn_that_asks_gives_way(tmp_path: Path) -
         assert (await first).reason == "stop"
         assert "Answer it first" in (await second).text
         assert "answered yes" in (await h.run("1", run_id="r3")).text
+
+
+@pytest.mark.asyncio
+async def test_an_answer_whose_run_is_cancelled_at_once_leaves_no_turn_behind(tmp_path: Path) -> None:
+    """Our rule: from its answer on the run owns the turn; ended anywhere, it cancels it and the next message has a session."""
+    for steps in range(0, 60, 3):
+        async with harness(tmp_path, ScriptedDriver(asks)) as h:
+            await h.run("go", run_id="r1")
+            run = h.start("1", run_id="r2")
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            run.cancel()
+            await asyncio.wait({run})
+            h.driver.script = lambda session, prompt: _say(session, f"echo {prompt.text}")
+            async with asyncio.timeout(BOUND):
+                if parked():
+                    assert "answered yes" in (await h.run("1", run_id="r3")).text
+                else:
+                    assert "echo hello" in (await h.run("hello", run_id="r3")).text

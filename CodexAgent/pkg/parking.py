@@ -280,21 +280,21 @@ class ParkedTurns:
                 await channel.wait(left)
 
     async def _ended(self, turn: ParkedTurn, outcome: Outcome | None, *, revoked: bool) -> None:
+        if outcome is not None:
+            self._remember(turn.key, outcome)
+        await turn.carried.cancel_parked(revoked=revoked)
+        if outcome is None or turn.tell is None or self._outcomes.get(turn.key) is not outcome:
+            return
+        del self._outcomes[turn.key]
         try:
-            if outcome is not None:
-                await self._told(turn, outcome)
-        finally:
-            await turn.carried.cancel_parked(revoked=revoked)
+            await turn.tell(outcome)
+        except Exception as exc:  # noqa: BLE001 - the next run tells it
+            log.info("the end of a parked turn is left to the next run (%s)", type(exc).__name__)
+            self._remember(turn.key, outcome)
 
-    async def _told(self, turn: ParkedTurn, outcome: Outcome) -> None:
-        if turn.tell is not None:
-            try:
-                await turn.tell(outcome)
-            except Exception as exc:  # noqa: BLE001 - the next run tells it
-                log.info("the end of a parked turn is left to the next run (%s)", type(exc).__name__)
-            else:
-                return
-        self._outcomes[turn.key] = outcome
+    def _remember(self, key: str, outcome: Outcome) -> None:
+        """Have the next run of ``key`` tell it, unless it can be told before."""
+        self._outcomes[key] = outcome
         while len(self._outcomes) > limits.PARKED_OUTCOMES:
             self._outcomes.popitem(last=False)
 

@@ -322,7 +322,12 @@ class _Run:
         if installations.busy() and not isinstance(meant, Resumed):
             raise Refused("coding.busy", retryable=True)
         if isinstance(meant, Resumed):
-            # Whoever answers, the turn stays the requester's.
+            # At once, because from its answer on nothing but this run ends the turn. Whoever answers, it stays the requester's.
+            if not installation.parked.take(meant.turn):
+                await self.tell("approval.over")
+                return
+            assert isinstance(meant.turn.carried, RunSession)
+            self._session = meant.turn.carried
             asked = dataclasses.replace(asked, actor=meant.turn.requester)
         self._installation = installation
         installation.runs[self.ctx.run_id] = self
@@ -378,11 +383,7 @@ class _Run:
     async def _resume(self, meant: Resumed, who: identity.Actor, asked: Asked) -> None:
         """Go on with a parked turn, then with what waited for its own turn meanwhile."""
         turn, messages = meant.turn, self._messages
-        assert messages is not None and isinstance(turn.carried, RunSession)
-        if not asked.installation.parked.take(turn):
-            await self.tell("approval.over")
-            return
-        self._session = turn.carried
+        assert messages is not None
         held = await self._session.resume(self, asked)
         # The stream has its end to come, whether the turn has ended by now or not.
         held.turn_open = True
