@@ -314,7 +314,7 @@ def test_the_demo_s_host_knows_a_request_that_is_open() -> None:
     host.state["session"] = {"value": "12"}
     assert not host.asking
     for left, asking in ((60, True), (-1, False)):
-        record = OpenRecord("i", "approval", "digest", "who", int(time.time()) + left)
+        record = OpenRecord("i", "approval", "all", "digest", "who", int(time.time()) + left)
         host.state["open"] = {"value": record.to_text()}
         assert host.asking is asking
 

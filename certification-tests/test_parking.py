@@ -109,6 +109,18 @@ async def press(h: Harness, shown: dict[str, Any], number: int, *, actor: str = 
     )
 
 
+async def written_at_once(h: Harness, *written: dict[str, Any], **more: Any) -> Outcome:
+    """A run that asks, with messages that the host gets as soon as the (first) request is shown."""
+    results: list[Any] = []
+    left = list(written)
+    async for result in h.runner.invoke(h.context("go", run_id="r1", **more)):
+        results.append(result)
+        if result.type == "action.requested" or (result.type == "message.completed" and "4. " in str(result.data)):
+            h.host.steering.extend(left)
+            left.clear()
+    return Outcome(results)
+
+
 def parked() -> list[ParkedTurn]:
     return list(installations.installation(None).parked._turns.values())
 
@@ -348,14 +360,12 @@ async def test_steps_answered_before_the_run_has_ended_are_requests_of_their_own
     """The host takes an id once in a run (LangBot 4.11.2), and the last one shown is the one that answers."""
 
     async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
-        session.driver.host.steering.append(message("2"))  # type: ignore[attr-defined]
         answer = await session.ask(QuestionAsked("q", "Which one?", (FIELDS[0], QuestionField("sure", "Sure?", "boolean"))))
         session.emit(TextDelta(f"[{dict(answer.values)}]"))
         return None
 
     async with harness(tmp_path, ScriptedDriver(script, steerable=True)) as h:
-        h.driver.host = h.host  # type: ignore[attr-defined]
-        done = await h.run("go", run_id="r1", delivery=delivery())
+        done = await written_at_once(h, message("2"), delivery=delivery())
         first, second = [each.data["payload"] for each in done.results if each.type == "action.requested"]
         assert first["interaction_id"] != second["interaction_id"]
         assert "no longer open" in (await press(h, first, 1, delivery=delivery())).text
@@ -366,13 +376,8 @@ async def test_steps_answered_before_the_run_has_ended_are_requests_of_their_own
 async def test_an_answer_typed_before_the_run_has_ended_counts(tmp_path: Path) -> None:
     """Host rule: a message during a run comes as steering; it is the answer then, and the same run goes on."""
 
-    async def script(session: ScriptedSession, prompt: Prompt) -> str | None:
-        session.driver.host.steering.append(message("1"))  # type: ignore[attr-defined]
-        return await asks(session, prompt)
-
-    async with harness(tmp_path, ScriptedDriver(script, steerable=True)) as h:
-        h.driver.host = h.host  # type: ignore[attr-defined]
-        done = await h.run("go", run_id="r1")
+    async with harness(tmp_path, ScriptedDriver(asks, steerable=True)) as h:
+        done = await written_at_once(h, message("1"))
         assert "answered yes" in done.text
         assert not h.driver.sessions[0].steered
 

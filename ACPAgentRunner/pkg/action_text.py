@@ -22,10 +22,11 @@ from pkg.agent_api import FileDiff
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Zl", "Zp"})
 _PLAIN: Final = re.compile(r"[ -~\n\t]*")
 _BLANK_LETTERS: Final = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U00013441\U00013442\U0001d159\U000e0100-\U000e01ef]"
 )
 """Characters of other categories that draw nothing: joiners, fillers, variation selectors, the empty Braille cell."""
-_GAP: Final = re.compile(rf"(?<=\S)([ \t]{{{limits.ACTION_GAP_CHARS},}})")
+_GAP: Final = re.compile(rf"((?<=\S)[ \t]{{{limits.ACTION_GAP_CHARS},}}|^[ \t]{{{limits.ACTION_INDENT_CHARS},}})", re.MULTILINE)
+_EMPTY_LINES: Final = re.compile(rf"(\n(?:[ \t]*+\n){{{limits.ACTION_EMPTY_LINES},}})")
 _TICKS: Final = re.compile(r"`+")
 _SEPARATOR: Final = "\u27e6"
 
@@ -36,7 +37,7 @@ def _code_point(char: str) -> str:
 
 def _gap(match: re.Match[str]) -> str:
     """A gap that could push what follows out of sight, as the number of its blanks."""
-    runs = re.finditer(r" +|\t+", match.group(1))
+    runs = re.finditer(r" +|\t+|\n+", match.group(1))
     return "".join(f"⟦U+{ord(run.group()[0]):04X}×{len(run.group())}⟧" for run in runs)
 
 
@@ -46,7 +47,7 @@ def visible(text: str, *, lines: bool = True) -> str:
         text = "".join(_shown(text))
     if not lines:
         text = text.replace("\n", _code_point("\n"))
-    return _GAP.sub(_gap, text)
+    return _GAP.sub(_gap, _EMPTY_LINES.sub(_gap, text))
 
 
 def _shown(text: str) -> Iterator[str]:

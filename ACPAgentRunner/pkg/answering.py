@@ -7,6 +7,7 @@ a message of its own.
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from langbot_plugin.api.entities.builtin.runner.interaction import InteractionSu
 from pkg.agent_api import ApprovalRequested, Choice, Json
 from pkg.identity import Actor, Conversation
 from pkg.interactions import Again, Decided, OpenRequest, Outcome, Unclear, answer_like
-from pkg.open_record import OpenRecord, record_from
+from pkg.open_record import Offers, OpenRecord, record_from
 from pkg.parking import ParkedTurn, ParkedTurns
 from pkg.session_store import SessionStore
 
@@ -60,7 +61,15 @@ Meaning = Resumed | Further | Told
 _ANY: Final = ApprovalRequested(
     "", "-", "other", (Choice("allow", "", "allow_once"), Choice("deny", "", "reject_once")), cwd="-", command="-"
 )
-"""Stands for a request of which only its choices are known."""
+_OFFERED: Final[Mapping[Offers, ApprovalRequested]] = types.MappingProxyType(
+    {
+        "all": _ANY,
+        "once": dataclasses.replace(_ANY, kind="mode"),
+        "denial": dataclasses.replace(_ANY, complete=False),
+        "reason": dataclasses.replace(_ANY, complete=False),
+    }
+)
+"""Stand for requests of which only the choices are known, so that a number means what it meant when it was shown."""
 
 
 def meaning(
@@ -70,16 +79,17 @@ def meaning(
     key: str,
     submission: InteractionSubmission | None,
     text: str,
+    approvers: tuple[str, ...] = (),
 ) -> Meaning | None:
     """What a press (``submission``) or a message says about the parked turns of its chat; ``None``: nothing.
 
-    ``key`` is where a turn of the actor would be parked.
+    ``key`` is where a turn of the actor would be parked, ``approvers`` are those of the form as it is now.
     """
     if submission is not None:
         turn = parked.shown_as(submission.interaction_id)
         if turn is None or turn.conversation != conversation:
             return None
-        if not turn.may_answer(actor):
+        if not turn.may_answer(actor, approvers):
             return Told("approval.not_yours")
         if not turn.waits:
             return Resumed(turn, None)
@@ -89,14 +99,14 @@ def meaning(
             return Further(turn, Told(outcome.text_key, outcome.params))
         return _of(turn, actor, outcome)
     turn = parked.of(key)
-    if turn is not None and not turn.may_answer(actor):
+    if turn is not None and not turn.may_answer(actor, approvers):
         return Told("approval.waiting_for_other", {"action": turn.request.described()})
     if turn is not None and not turn.waits:
         return Resumed(turn, None)
     if turn is not None:
         return _of(turn, actor, turn.request.understand(text))
-    others = [each for each in parked.in_chat(conversation) if each.waits and each.may_answer(actor)]
-    writing = next((each for each in others if each.answering == actor), None)
+    others = [each for each in parked.in_chat(conversation) if each.waits and each.may_answer(actor, approvers)]
+    writing = next((each for each in others if _same(each.answering, actor)), None)
     if writing is not None:
         return _of(writing, actor, writing.request.understand(text))
     if not others or not answer_like(text):
@@ -105,6 +115,11 @@ def meaning(
         return Told("approval.several_open")
     outcome = others[0].request.understand(text)
     return None if isinstance(outcome, Unclear) else _of(others[0], actor, outcome)
+
+
+def _same(one: Actor | None, other: Actor) -> bool:
+    """Whether that is one person; an actor may be a whole chat."""
+    return one == other and one is not None and one.sender_id == other.sender_id
 
 
 def _of(turn: ParkedTurn, actor: Actor, outcome: Outcome) -> Meaning:
@@ -132,7 +147,9 @@ async def late(store: SessionStore, who: str, submission: InteractionSubmission 
     if record.kind == "question":
         said = text if submission is None else _written(submission.values)
         return Late(record, allowed=False, text=said) if said.strip() else Told("approval.over")
-    request = OpenRequest(_ANY, machine="-", directory="-", limit=None)
+    if record.offers == "reason":
+        return Late(record, allowed=False, text=text if submission is None else "")
+    request = OpenRequest(_OFFERED[record.offers], machine="-", directory="-", limit=None)
     outcome = request.understand(text) if submission is None else request.pressed(submission.action_id or "", submission.values)
     allowed = isinstance(outcome, Decided) and outcome.decision in ("allow_once", "allow_session")
     return Late(record, allowed, outcome.answer.message if isinstance(outcome, Decided) else "")

@@ -233,7 +233,8 @@ def _starts_programs(request: ApprovalRequested) -> bool:
 def _pick(request: ApprovalRequested, kinds: tuple[ChoiceKind, ...]) -> str:
     for kind in kinds:
         for choice in request.choices:
-            if choice.kind == kind:
+            # One of two choices with the same name could be taken for the other.
+            if choice.kind == kind and [each.choice_id for each in request.choices].count(choice.choice_id) == 1:
                 return choice.choice_id
     return ""
 

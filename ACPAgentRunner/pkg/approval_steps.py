@@ -40,6 +40,7 @@ from pkg.interaction_parts import (
     selected,
     words_of_agent,
 )
+from pkg.open_record import Offers
 from pkg.text_split import Limit
 
 _TITLES: Final = types.MappingProxyType(
@@ -109,6 +110,13 @@ class ApprovalSteps:
                 self._body = None
         if self._body is None:
             self._options = (DENY, DENY_WHY)
+
+    @property
+    def offers(self) -> Offers:
+        """Which choices are open now."""
+        if self._writing:
+            return "reason"
+        return "denial" if self._body is None else "all" if ALLOW_SESSION in self._options else "once"
 
     # ---- what is shown
 
@@ -266,7 +274,9 @@ class ApprovalSteps:
         return self._chosen(name) if typed is not None and typed.meaning == name and not typed.reason else self._unclear()
 
     def _labels_of(self, name: str, extra: Choice) -> set[str]:
-        return {extra.label, *(self._option(name, language).label for language in texts.LANGUAGES)}
+        # Which word allows is not for the agent to say.
+        own = {extra.label} if extra.kind == "reject_once" else set()
+        return {*own, *(self._option(name, language).label for language in texts.LANGUAGES)}
 
     @staticmethod
     def _is_label(key: str, text: str) -> bool:

@@ -64,6 +64,7 @@ class MessageQueue:
         self.stopping = False
         """A ``/stop`` came that nothing has obeyed yet; whoever does sets it back."""
         self._dropped = 0
+        self._apart: list[steering.Message] | None = None
 
     @property
     def waiting(self) -> bool:
@@ -118,15 +119,35 @@ class MessageQueue:
             return bool(self._queue)
         for pause in (0.0, limits.STEERING_LINGER):
             await asyncio.sleep(pause)
-            if self._pulling is not None:
-                pending, self._pulling = self._pulling, None
-                await self._heard(await pending)
-            else:
-                await self._heard(await steering.pull(self._ctx))
+            await self._heard(await self._pulled())
             await self._settled()
             if self._queue:
                 return True
         return False
+
+    async def gather(self) -> None:
+        """Have everything the host has by now in the queue (or, where the agent takes it, in the turn)."""
+        if self._pulls:
+            await self._heard(await self._pulled())
+        await self._settled()
+
+    async def apart(self) -> list[steering.Message]:
+        """What comes in this moment, and reaches neither turn nor queue; nothing when nothing does."""
+        heard: list[steering.Message] = []
+        self._apart = heard
+        try:
+            for pause in (0.0, limits.STEERING_LINGER) if self._pulls else ():
+                await asyncio.sleep(pause)
+                await self._heard(await self._pulled())
+                if heard or self.stopping:
+                    break
+        finally:
+            self._apart = None
+        return heard
+
+    async def _pulled(self) -> list[SteeringInputItem]:
+        pending, self._pulling = self._pulling, None
+        return await (pending if pending is not None else steering.pull(self._ctx))
 
     async def left(self) -> int:
         """How many messages will not be worked on when the run ends now: those waiting, and those on their way here."""
@@ -146,9 +167,12 @@ class MessageQueue:
                     self.stop()
                 case steering.Stranger(name):
                     await self._owner.tell("steering.not_yours", {"name": name})
-                case steering.Message(prompt, refused):
+                case steering.Message(prompt, refused) as message:
                     await self._owner.tell_refused(refused)
                     if not prompt.text.strip() and not prompt.attachments:
+                        continue
+                    if self._apart is not None:
+                        self._apart.append(message)
                         continue
                     if len(self._inbox) + len(self._queue) >= limits.STEERING_QUEUE:
                         await self._owner.tell("steering.too_many")

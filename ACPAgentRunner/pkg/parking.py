@@ -108,11 +108,14 @@ class ParkedTurn:
         interaction_id: str = "",
         messages: Iterable[Prompt] = (),
         tell: Callable[[Outcome], Awaitable[None]] | None = None,
+        write: Callable[[str, str], None] | None = None,
+        allowance: str = "",
     ) -> None:
         """``until`` is a moment of the monotonic clock, ``expires_at`` the same one as the host is told it.
 
         ``messages`` have waited for their own turn since before the question; ``tell`` speaks to the chat outside a run and
-        may raise anything.
+        may raise anything. ``write`` writes down an end without an answer: what was decided, and by what. ``allowance`` is the
+        name of what an answer allows (:func:`pkg.session_grants.placed`).
         """
         self.key = key
         self.conversation = conversation
@@ -127,6 +130,8 @@ class ParkedTurn:
         self.interaction_id = interaction_id or uuid.uuid4().hex
         self.messages = tuple(messages)
         self.tell = tell
+        self.write = write
+        self.allowance = allowance
         self.state = State.WAITING
         self.withdrawn = False
         """The agent took its request back and works on, unheard."""
@@ -134,15 +139,19 @@ class ParkedTurn:
         """Whoever has begun to answer: the next message of theirs belongs to it."""
         self._bytes = 0
         self._gap = False
+        self._requests = 0
+        for event in held.early:
+            # What was said behind this request before it was shown.
+            self._noticed(event)
 
     @property
     def minutes(self) -> int:
         """Minutes until its deadline, rounded up."""
         return max(1, math.ceil((self.until - time.monotonic()) / 60))
 
-    def may_answer(self, actor: Actor) -> bool:
-        """Whether ``actor`` is the requester or an approver."""
-        if actor.sender_id and actor.sender_id in self.approvers:
+    def may_answer(self, actor: Actor, approvers: tuple[str, ...]) -> bool:
+        """Whether ``actor`` is the requester, or an approver since it was asked who is one (``approvers``) still."""
+        if actor.sender_id and actor.sender_id in self.approvers and actor.sender_id in approvers:
             return True
         return actor == self.requester and actor.sender_id == self.requester.sender_id
 
@@ -151,12 +160,22 @@ class ParkedTurn:
         """Whether the agent still waits for the answer."""
         return self.held.turn_open and not self.withdrawn
 
-    def keep(self, event: AgentEvent) -> None:
-        """Take what the agent said meanwhile."""
+    @property
+    def overflows(self) -> bool:
+        """Whether more requests wait behind the one that is shown than anybody could answer."""
+        return self._requests > limits.PARKED_REQUEST_BYTES
+
+    def _noticed(self, event: AgentEvent) -> None:
         if isinstance(event, Notice) and event.code == WITHDRAWN and event.text == self.request.event.request_id:
             self.withdrawn = True
         if isinstance(event, TurnEnded):
             self.held.turn_open = False
+        if isinstance(event, _ALWAYS_KEPT):
+            self._requests += len(json.dumps(to_json(event)))
+
+    def keep(self, event: AgentEvent) -> None:
+        """Take what the agent said meanwhile."""
+        self._noticed(event)
         if not isinstance(event, _ALWAYS_KEPT):
             self._bytes += len(json.dumps(to_json(event)))
             if self._bytes > limits.PARKED_EVENT_BYTES:
@@ -208,7 +227,8 @@ class ParkedTurns:
     def put(self, turn: ParkedTurn) -> None:
         """Let the turn wait; its end is this object's from now on."""
         if self._shut or turn.key in self._turns:
-            self._end(turn, None, revoked=self._shut)
+            self.settle(turn.interaction_id)
+            self._end(turn, None, by="the end of its run", revoked=self._shut)
             return
         self._turns[turn.key] = turn
         task = self._adopt(self._watch(turn), name="parked turn")
@@ -228,7 +248,7 @@ class ParkedTurns:
         if turn.state is not State.WAITING:
             return False
         self.settle(turn.interaction_id)
-        self._end(turn, None)
+        self._end(turn, None, by="stop")
         return True
 
     def settle(self, interaction_id: str) -> bool:
@@ -248,7 +268,7 @@ class ParkedTurns:
         """Cancel every turn because the installation ends; returns when each is released."""
         self._shut = True
         for turn in list(self._turns.values()):
-            self._end(turn, None, revoked=True)
+            self._end(turn, None, by="the end of the installation", revoked=True)
         while self._ending:
             await asyncio.wait(set(self._ending))
 
@@ -260,8 +280,10 @@ class ParkedTurns:
             del self._turns[turn.key]
         turn.held.channel.wake()
 
-    def _end(self, turn: ParkedTurn, outcome: Outcome | None, *, revoked: bool = False) -> None:
+    def _end(self, turn: ParkedTurn, outcome: Outcome | None, *, by: str, revoked: bool = False) -> None:
         self._leave(turn, State.ENDING)
+        if turn.write is not None:
+            turn.write("expired" if by == "time" else "cancelled", by)
         task = self._adopt(self._ended(turn, outcome, revoked=revoked), name="parked turn's end")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
@@ -272,10 +294,13 @@ class ParkedTurns:
             event = channel.take()
             if event is not None:
                 turn.keep(event)
+                if turn.overflows:
+                    self.settle(turn.interaction_id)
+                    self._end(turn, Outcome("approval.too_many", turn.request.described()), by="its size")
             elif channel.ended or (left := turn.until - time.monotonic()) <= 0:
                 if not channel.ended or not turn.held.turn_open:
                     self.settle(turn.interaction_id)
-                self._end(turn, _outcome(turn))
+                self._end(turn, _outcome(turn), by="agent" if channel.ended or not turn.waits else "time")
             else:
                 await channel.wait(left)
 

@@ -40,6 +40,8 @@ class Message:
 
     prompt: Prompt
     refused: tuple[attachments.Refusal, ...] = ()
+    sender: str = ""
+    """The id of whoever wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class Judge:
                 continue
             collected = attachments.collect(item.input)
             if text.strip() or collected.attachments or collected.refused:
-                judged.append(Message(Prompt(text, collected.attachments), collected.refused))
+                judged.append(Message(Prompt(text, collected.attachments), collected.refused, identity.sender_of(item.actor)))
         return judged
 
     def _stranger(self, actor: ActorContext | None) -> Sequence[Stranger]:

@@ -6,6 +6,8 @@ Guarantees:
 - a person is asked only where the answer can come back: in a chat that is named, while there is room for another parked turn;
   elsewhere the request is refused, and the text says how it can be allowed;
 - a grant, for once or for the session, turns "ask" into "allow" and nothing else: what rules or the policy deny stays denied;
+- what they deny by the time a person allows it stays denied, too;
+- a message is an answer only when the host had it after the request was shown, and only from whoever may answer;
 - every decision is written to the log of decisions.
 """
 
@@ -24,17 +26,18 @@ from langbot_plugin.api.entities.builtin.runner.result import RunnerResult
 from pkg import approval_policy, identity, texts
 from pkg.agent_api import Answer, ApprovalRequested, Prompt, QuestionAsked
 from pkg.answering import Late, Told
-from pkg.approval_policy import Decision
+from pkg.approval_policy import Decision, Verdict
 from pkg.decision_log import Action, DecisionLine, DecisionLog
 from pkg.held_session import Held
-from pkg.interactions import Decided, FormSurface, OpenRequest, Unclear, digest
+from pkg.interactions import Decided, FormSurface, OpenRequest, Unclear
 from pkg.message_queue import MessageQueue
-from pkg.open_record import OpenRecord
-from pkg.parking import Carried, Outcome, ParkedTurn
+from pkg.open_record import Kind, OpenRecord
+from pkg.parking import Carried, Outcome, ParkedTurn, State
 from pkg.places import inside_of, names_of
 from pkg.redaction import Redactor
 from pkg.results import Delivery
 from pkg.run_session import Asked
+from pkg.session_grants import placed
 from pkg.session_store import SessionStore
 from pkg.settings import RunnerSettings
 
@@ -82,6 +85,10 @@ class Opened:
     interaction_id: str
     until: float
     expires_at: int
+    allowance: str
+    """The name of what an answer allows (:func:`pkg.session_grants.placed`)."""
+    answerer: identity.Actor | None = None
+    """Whoever decided it while the run still went on."""
 
 
 class Questions:
@@ -98,7 +105,7 @@ class Questions:
         self.shown = ""
         """The id under which the last request was shown."""
         self._once = ""
-        """The digest of an action that is allowed once more, because the answer came when its turn was gone."""
+        """The name of an action that is allowed in the next turn, because the answer came when its own was gone."""
         self.key = open_key(run.conversation, asked)
         self._store = record_store(run.ctx, run.conversation, asked)
 
@@ -113,13 +120,10 @@ class Questions:
             return approval_policy.unanswered(event)
         if self._once:
             held.live.grants.once, self._once = self._once, ""
-        settings = self._asked.settings
-        launcher, directory = held.place.launcher, held.live.session.directory
-        inside, names = inside_of(launcher, directory), names_of(launcher, directory)
-        verdict = approval_policy.judge(settings.approval_policy, settings.approval_rules, event, inside, names)
+        verdict = self._verdict(event, held)
         by = verdict.by
         if verdict.verdict == "ask":
-            if held.live.grants.take_once(event):
+            if held.live.grants.take_once(_allowance(event, held)):
                 by = "grant once"
             elif held.live.grants.covers(self._asked.actor, event):
                 by = "grant for this session"
@@ -139,6 +143,23 @@ class Questions:
         self._write(event, held, "allow", by)
         return Decision(answer, allowed=True)
 
+    def _verdict(self, event: ApprovalRequested, held: Held) -> Verdict:
+        settings = self._asked.settings
+        launcher, directory = held.place.launcher, held.live.session.directory
+        inside, names = inside_of(launcher, directory), names_of(launcher, directory)
+        return approval_policy.judge(settings.approval_policy, settings.approval_rules, event, inside, names)
+
+    def not_asked(self, event: Request, held: Held) -> Answer:
+        """The answer to what comes from a turn that is being ended."""
+        self._write(event, held, "cancelled", "the end of its turn")
+        return Answer()
+
+    def turn_over(self, held: Held | None) -> None:
+        """A turn has ended, and with it what was allowed once."""
+        self._once = ""
+        if held is not None:
+            held.live.grants.once = ""
+
     def _can_ask(self) -> bool:
         named = self._run.ctx.conversation is not None and bool(self._run.ctx.conversation.conversation_id)
         return named and not self._asked.installation.parked.full
@@ -156,7 +177,12 @@ class Questions:
             limit=self._run.delivery.units,
         )
         opened = Opened(
-            event, request, uuid.uuid4().hex, until=time.monotonic() + timeout, expires_at=math.ceil(time.time() + timeout)
+            event,
+            request,
+            uuid.uuid4().hex,
+            until=time.monotonic() + timeout,
+            expires_at=math.ceil(time.time() + timeout),
+            allowance=_allowance(event, held),
         )
         await self._show(opened)
         return opened
@@ -173,30 +199,43 @@ class Questions:
         A ``/stop`` cancels the request and is left to be obeyed.
         """
         decided: Decided | None = None
-        while decided is None and not messages.stopping and await messages.more():
-            later: list[Prompt] = []
-            for prompt in messages.take_all():
+        later: list[Prompt] = []
+        while decided is None and not messages.stopping and (heard := await messages.apart()):
+            for message in heard:
                 if decided is not None:
-                    later.append(prompt)
+                    later.append(message.prompt)
                     continue
-                match opened.request.understand(prompt.text):
+                if not self._may_answer(message.sender):
+                    await self._run.tell("approval.not_yours")
+                    continue
+                match opened.request.understand(message.prompt.text):
                     case Decided() as decided:
-                        pass
+                        opened.answerer = self._named(message.sender)
                     case Unclear(text_key, params):
                         await self._run.tell(text_key, params)
                     case _:
                         # The host takes an id once in a run, and what was shown before answers nothing any more.
+                        self._asked.installation.parked.settle(opened.interaction_id)
                         opened.interaction_id = uuid.uuid4().hex
                         await self._show(opened)
-            messages.put_all(later)
+        messages.put_all(later)
         if messages.stopping:
             decided = Decided(Answer(), "cancelled")
+        if decided is not None:
+            self._asked.installation.parked.settle(opened.interaction_id)
         self.open = decided is None
         return decided
 
+    def _may_answer(self, sender: str) -> bool:
+        return sender == self._asked.actor.sender_id or sender in self._asked.settings.approvers
+
+    def _named(self, sender: str) -> identity.Actor:
+        actor = self._asked.actor
+        return replace(actor, actor_id=sender if actor.kind == "user" else actor.actor_id, sender_id=sender)
+
     async def _remember(self, opened: Opened) -> None:
         who = identity.lasting_name(self._asked.authority, self._asked.actor)
-        await self._store.save(_record(opened.event, opened.interaction_id, who, opened.expires_at))
+        await self._store.save(_record(opened.request, opened.interaction_id, opened.allowance, who, opened.expires_at))
 
     def parked(
         self,
@@ -227,15 +266,28 @@ class Questions:
             interaction_id=opened.interaction_id,
             messages=messages,
             tell=None if send is None else tell,
+            write=lambda decision, by: self._write(opened.event, held, decision, by),
+            allowance=opened.allowance,
         )
 
-    async def decided(self, event: Request, decided: Decided, held: Held, who: identity.Actor) -> None:
-        """A person has decided: remembered where it counts for longer, written down, confirmed in the chat."""
+    async def decided(self, event: Request, decided: Decided, held: Held, who: identity.Actor) -> Decided:
+        """What becomes of a person's decision: remembered where it counts for longer, written down, confirmed in the chat.
+
+        It is a denial where rules or policy deny by now what was allowed.
+        """
+        if isinstance(event, ApprovalRequested) and decided.decision in ("allow_once", "allow_session"):
+            verdict = self._verdict(event, held)
+            if verdict.verdict == "deny":
+                self._write(event, held, "deny", verdict.by)
+                await self._store.save("")
+                await self._run.tell(verdict.text_key, verdict.params)
+                return Decided(approval_policy.refusal(event, verdict).answer, "deny")
         if decided.decision == "allow_session" and isinstance(event, ApprovalRequested):
             held.live.grants.add(self._asked.actor, event)
         self._write(event, held, decided.decision, "person", who)
         await self._store.save("")
         await self._run.delivery.notice(texts.render(_CONFIRMED[decided.decision], self._run.language))
+        return decided
 
     async def forget(self) -> None:
         """Have the host remember no open request any more."""
@@ -244,6 +296,7 @@ class Questions:
     async def taken_late(self, late: Late) -> Prompt:
         """What the agent is told when the answer came after its turn was gone."""
         await self._store.save("")
+        self._write_late(late)
         if late.record.kind == "question":
             return Prompt(late.text)
         if late.allowed:
@@ -252,20 +305,27 @@ class Questions:
         return Prompt(f"{_DENIED_LATE}\n{late.text}" if late.text else _DENIED_LATE)
 
     def _write(self, event: Request, held: Held, decision: str, by: str, who: identity.Actor | None = None) -> None:
-        actor = identity.scoped_name(self._asked.authority, self._asked.actor)
-        self._log.write(
-            DecisionLine(
-                Action.of(event, self._redact),
-                decision,
-                by,
-                conversation=self.key,
-                actor=actor,
-                answerer="" if who is None else identity.scoped_name(self._asked.authority, who),
-                machine=held.place.launcher.machine,
-                directory=held.live.session.directory,
-            ),
-            self._redact,
+        action, directory = Action.of(event, self._redact), held.live.session.directory
+        self._write_line(action, decision, by, who, held.place.launcher.machine, directory)
+
+    def _write_late(self, late: Late) -> None:
+        decision = "answered" if late.record.kind == "question" else "allow_once" if late.allowed else "deny"
+        self._write_line(Action(late.record.kind, "", late.record.digest), decision, "person", self._asked.actor)
+
+    def _write_line(
+        self, action: Action, decision: str, by: str, who: identity.Actor | None, machine: str = "", directory: str = ""
+    ) -> None:
+        line = DecisionLine(
+            action,
+            decision,
+            by,
+            conversation=self.key,
+            actor=identity.scoped_name(self._asked.authority, self._asked.actor),
+            answerer="" if who is None else identity.scoped_name(self._asked.authority, who),
+            machine=machine,
+            directory=directory,
         )
+        self._log.write(line, self._redact)
 
 
 def told_outcome(outcome: Outcome, language: str) -> str:
@@ -292,17 +352,29 @@ async def show_further(run: Owner, turn: ParkedTurn, asked: Asked, wrong: Told |
     """
     if wrong is not None:
         await run.tell(wrong.text_key, wrong.params)
+    if turn.state is not State.WAITING:
+        await run.tell("approval.over")
+        return
+    asked.installation.parked.settle(turn.interaction_id)
     turn.renewed()
     requester = identity.lasting_name(asked.authority, turn.requester)
     store = record_store(run.ctx, turn.conversation, replace(asked, actor=turn.requester))
-    await store.save(_record(turn.request.event, turn.interaction_id, requester, turn.expires_at))
+    await store.save(_record(turn.request, turn.interaction_id, turn.allowance, requester, turn.expires_at))
     await show_step(run, turn.request, turn.interaction_id, turn.expires_at, turn.minutes)
 
 
-def _record(event: Request, interaction_id: str, who: str, expires_at: int) -> str:
-    if isinstance(event, ApprovalRequested):
-        return OpenRecord(interaction_id, "approval", digest(event), who, expires_at).to_text()
-    return OpenRecord(interaction_id, "question", "", who, expires_at).to_text()
+def _record(request: OpenRequest, interaction_id: str, allowance: str, who: str, expires_at: int) -> str:
+    approval, offers = isinstance(request.event, ApprovalRequested), request.offers
+    allows = approval and offers in ("all", "once")
+    kind: Kind = "approval" if approval else "question"
+    return OpenRecord(interaction_id, kind, offers, allowance if allows else "", who, expires_at).to_text()
+
+
+def _allowance(event: Request, held: Held) -> str:
+    """The name of what an answer allows; ``""`` for a question and for what is not known whole."""
+    if isinstance(event, QuestionAsked):
+        return ""
+    return placed(event, held.place.launcher.machine, held.live.session.directory)
 
 
 def open_key(conversation: identity.Conversation, asked: Asked) -> str:

@@ -833,6 +833,9 @@ PARKED_TURNS: Final = 64
 PARKED_EVENT_BYTES: Final = 1024 * 1024
 """JSON bytes of what an agent says while its turn is parked that are kept for the next run; then a gap is told."""
 
+PARKED_REQUEST_BYTES: Final = 8 * 1024 * 1024
+"""JSON bytes of the requests that wait behind the one that is shown; an agent that asks for more has its turn cancelled."""
+
 PARKED_OUTCOMES: Final = 256
 """Ends of parked turns that are remembered until their next run; the oldest goes."""
 
@@ -915,6 +918,12 @@ ACTION_MARKS: Final = 3
 
 ACTION_GAP_CHARS: Final = 24
 """Blanks inside a line that are counted instead of drawn: they push what follows beyond the edge of a code block."""
+
+ACTION_INDENT_CHARS: Final = 65
+"""The same at the beginning of a line, where programs are indented."""
+
+ACTION_EMPTY_LINES: Final = 9
+"""Empty lines in a row that are counted instead of drawn: they push what follows below the edge of a screen."""
 
 ACTION_DIFF_LINES: Final = 1000
 """Lines of the differing middle of a file that are compared with each other; a larger one hardly fits into a message anyway."""

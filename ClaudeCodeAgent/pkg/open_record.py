@@ -1,8 +1,8 @@
 """What the host's state remembers of an open request, for the case that the process that knew it is gone when the answer comes.
 
-It holds no text and no secret: the id under which the request was shown, digests of exactly what would be done and of who may
-answer, and until when an answer counts. With it an answer that finds no parked turn any more can still be taken: the session is
-resumed, and the one action with that digest is allowed once.
+It holds no text and no secret: the id under which the request was shown, what its choices were, digests of exactly what would
+be done (and where) and of who may answer, and until when an answer counts. With it an answer that finds no parked turn any more
+can still be taken: the session is resumed, and the one action with that digest is allowed once.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Kind = Literal["approval", "question"]
+Offers = Literal["all", "once", "denial", "reason"]
+"""What the numbers of an approval were: every choice, all but the session's, those that deny, or none but a denial's reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,7 @@ class OpenRecord:
 
     interaction_id: str
     kind: Kind
+    offers: Offers
     digest: str
     who: str
     """The lasting name of the person who may answer (:func:`pkg.identity.lasting_name`)."""
@@ -34,7 +37,7 @@ class OpenRecord:
 
     def to_text(self) -> str:
         """The stored form."""
-        return json.dumps([self.interaction_id, self.kind, self.digest, self.who, self.expires_at])
+        return json.dumps([self.interaction_id, self.kind, self.offers, self.digest, self.who, self.expires_at])
 
 
 def record_from(text: str) -> OpenRecord | None:
@@ -44,6 +47,13 @@ def record_from(text: str) -> OpenRecord | None:
     except ValueError:
         return None
     match value:
-        case [str(name), "approval" | "question" as kind, str(digest), str(who), int(expires_at)] if name and who:
-            return OpenRecord(name, kind, digest, who, expires_at)
+        case [
+            str(name),
+            "approval" | "question" as kind,
+            "all" | "once" | "denial" | "reason" as offers,
+            str(digest),
+            str(who),
+            int(expires_at),
+        ] if name and who:
+            return OpenRecord(name, kind, offers, digest, who, expires_at)
     return None

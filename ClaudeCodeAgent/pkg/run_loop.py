@@ -31,7 +31,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, TypeVar, cast, overload
 
 from langbot_plugin.api.definition.components.runner.runner import Runner
 from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
@@ -42,6 +42,7 @@ from pkg import asking, attachments, controls, identity, installations, limits, 
 from pkg.agent_api import (
     AgentError,
     AgentEvent,
+    Answer,
     ApprovalRequested,
     Prompt,
     QuestionAsked,
@@ -306,7 +307,13 @@ class _Run:
         plugin = parse(self.product.plugin_settings, self.runner.get_plugin_config())
         asked = Asked(authority, actor, installation, settings, plugin)
         meant = await self._meaning(asked, pressed)
-        if meant is None:
+        if isinstance(meant, Resumed):
+            if not installation.parked.take(meant.turn):
+                await self.tell("approval.over")
+                return
+            # Whatever happens to this run from now on, it ends the turn.
+            self._installation, self._session = installation, cast(RunSession, meant.turn.carried)
+        if meant is None or isinstance(meant, Late):
             identity.check_allowed(actor, settings.allowed_actors)
         if meant is None and self.ctx.event.event_type == INTERACTION:
             meant = Told("approval.over")
@@ -359,7 +366,7 @@ class _Run:
         """What this press or message says about a request that is open in its chat."""
         parked, key = asked.installation.parked, asking.open_key(self.conversation, asked)
         await self._parked_by_now(asked.installation, key, pressed)
-        meant = meaning(parked, self.conversation, asked.actor, key, pressed, self.text)
+        meant = meaning(parked, self.conversation, asked.actor, key, pressed, self.text, asked.settings.approvers)
         if meant is not None:
             return meant
         if pressed is not None and parked.of(key) is not None:
@@ -378,6 +385,15 @@ class _Run:
             while each.shows(key, shown) and not each._over.is_set() and time.monotonic() < end:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(limits.LOOP_TICK):
+                        await each.ended()
+
+    async def _all_parked_by_now(self, installation: Installation) -> None:
+        """Let every run of this chat that is about to park its turn end first."""
+        end = time.monotonic() + limits.CLOSE_WAIT
+        for each in [each for each in installation.runs.values() if isinstance(each, _Run)]:
+            if each.conversation == self.conversation and each._parking is not None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(asyncio.get_running_loop().time() + end - time.monotonic()):
                         await each.ended()
 
     async def _resume(self, meant: Resumed, who: identity.Actor, asked: Asked) -> None:
@@ -418,8 +434,9 @@ class _Run:
         self, authority: identity.Authority, settings: RunnerSettings, installation: Installation, actor: identity.Actor
     ) -> None:
         """``/stop`` that came as a run of its own: for what runs or waits in this chat and its sender may stop."""
+        await self._all_parked_by_now(installation)
         parked = installation.parked.in_chat(self.conversation)
-        stopped = [turn for turn in parked if turn.may_answer(actor) and installation.parked.stop(turn)]
+        stopped = [turn for turn in parked if turn.may_answer(actor, settings.approvers) and installation.parked.stop(turn)]
         for turn in stopped:
             await asking.forget(self.ctx, authority, settings, turn)
         here = [
@@ -588,6 +605,8 @@ class _Run:
                 if exc.code == "coding.time_limit":
                     raise
                 await self._failed(exc)
+            if self._questions is not None:
+                self._questions.turn_over(self._session.held)
             if self._session.held is not None and not self._session.held.prompts:
                 # What the agent still had to take waits for its own turn now.
                 await self._session.held.live.close()
@@ -598,22 +617,26 @@ class _Run:
             try:
                 await work()
             except _Asks as asks:
-                decided = await self._ask(asks.event)
+                decided = await self._ask(asks.event, asked)
                 if decided is None:
                     return False
-                held = self._session.held
-                assert held is not None
-                work = partial(self._decided_by, asked.actor, asks.event, decided, held)
+                work = decided
             else:
                 return True
 
-    async def _ask(self, event: ApprovalRequested | QuestionAsked) -> Decided | None:
-        """Show a request; what was decided in this very moment, else ``None`` with the turn to be parked."""
+    async def _ask(self, event: ApprovalRequested | QuestionAsked, asked: Asked) -> Callable[[], Awaitable[None]] | None:
+        """Show a request; what to go on with when it is decided in this moment, else ``None`` with the turn to be parked."""
         held, messages, questions = self._session.held, self._messages, self._questions
         assert held is not None and messages is not None and questions is not None
         if self._answers:
             # What was decided before must have reached the agent.
             await asyncio.wait(set(self._answers), timeout=limits.CANCEL_GRACE)
+        # What the host had before anybody could see the request is no answer to it.
+        questions.open = True
+        await messages.gather()
+        if messages.stopping:
+            questions.open = False
+            return partial(self._decided_by, asked.actor, event, Decided(Answer(), "cancelled"), held)
         waiting = messages.take_all()
         opened = await questions.show(event, held)
         decided = await questions.linger(opened, messages)
@@ -623,7 +646,7 @@ class _Run:
         else:
             # Elsewhere than where turns can be parked the answer will resume the session.
             messages.put_all(waiting)
-        return decided
+        return None if decided is None else partial(self._decided_by, opened.answerer or asked.actor, event, decided, held)
 
     async def _sent(self, messages: MessageQueue) -> None:
         """Let the chat take what was said, until a message or the time limit comes; ``/stop`` shortens it."""
@@ -678,7 +701,7 @@ class _Run:
     ) -> None:
         """Go on with the open turn, with what a person decided."""
         assert self._questions is not None
-        await self._questions.decided(event, decided, held, who)
+        decided = await self._questions.decided(event, decided, held, who)
         await self._turn(self._answer(event, decided, held), held, heard=True)
 
     async def _answer(self, event: ApprovalRequested | QuestionAsked, decided: Decided, held: Held) -> None:
@@ -722,7 +745,7 @@ class _Run:
             if event is not None:
                 heard = heard or not isinstance(event, SessionStarted)
                 clock.event(event, time.monotonic())
-                await self._event(event, held)
+                await self._event(event, held, ending=end_by < math.inf)
             elif held.ended:
                 _raise_from(sending, heard)
                 raise AgentDied("coding.agent_died", retryable=True)
@@ -749,16 +772,19 @@ class _Run:
         if ending is not None:
             raise ending
 
-    async def _event(self, event: AgentEvent, held: Held) -> None:
+    async def _event(self, event: AgentEvent, held: Held, *, ending: bool) -> None:
         match event:
             case TurnEnded():
                 held.turn_open = False
-                held.live.grants.once = ""
                 cancelled = event.stop_reason == "cancelled"
                 await self.delivery.end_turn(event, sentence=self._stopped_text() if cancelled else None)
                 return
             case SessionStarted(session_id=session_id):
                 self._session.save(session_id)
+            case ApprovalRequested() | QuestionAsked() if ending:
+                assert self._questions is not None
+                await self._decided(event.request_id, Decision(self._questions.not_asked(event, held), False), held)
+                return
             case ApprovalRequested() | QuestionAsked():
                 await self.delivery.event(event)
                 assert self._questions is not None

@@ -383,6 +383,7 @@ class RunSession:
 
 
 async def _let_go(held: Held, installation: Installation, revoked: bool) -> None:
+    held.live.grants.once = ""
     if held.turn_open and not held.broken and not revoked and held.live.usable:
         held.broken = not await interrupted(held)
     if held.keep > 0 and not held.broken and not revoked and held.live.usable:

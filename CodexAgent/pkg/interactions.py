@@ -18,6 +18,7 @@ from pkg.agent_api import ApprovalRequested, Json, QuestionAsked
 from pkg.approval_steps import ApprovalSteps
 from pkg.interaction_parts import Again, Decided, FormSurface, Option, Outcome, Shown, Unclear, known
 from pkg.interaction_words import answer_like
+from pkg.open_record import Offers
 from pkg.question_steps import QuestionSteps
 from pkg.text_split import Limit
 
@@ -77,6 +78,11 @@ class OpenRequest:
     def answered(self) -> bool:
         """Whether it is decided."""
         return self._decided
+
+    @property
+    def offers(self) -> Offers:
+        """Which choices of an approval are open now; ``all`` for a question."""
+        return self._steps.offers if isinstance(self._steps, ApprovalSteps) else "all"
 
     def shown(self, language: str, minutes: int, surface: FormSurface | None = None) -> Shown:
         """The current step; ``minutes`` are left until it expires.

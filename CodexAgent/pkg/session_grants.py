@@ -31,6 +31,12 @@ def pattern(event: ApprovalRequested) -> str:
     return exact
 
 
+def placed(event: ApprovalRequested, machine: str, directory: str) -> str:
+    """The name of exactly this action on this machine, in a session of this directory; ``""`` where it is not known whole."""
+    exact = digest(event)
+    return hashlib.sha256(json.dumps([exact, machine, directory]).encode("ascii")).hexdigest() if exact else ""
+
+
 class SessionGrants:
     """The grants of one live session."""
 
@@ -38,11 +44,12 @@ class SessionGrants:
         """Nothing is granted."""
         self._granted: OrderedDict[tuple[str, ...], None] = OrderedDict()
         self.once = ""
-        """The digest of an action that is allowed once in the open turn, because the answer came when its own turn was gone."""
+        """The name (:func:`placed`) of an action that is allowed once in the open turn, because the answer came when its own
+        turn was gone."""
 
-    def take_once(self, event: ApprovalRequested) -> bool:
+    def take_once(self, name: str) -> bool:
         """Whether exactly this was allowed once; used up by it."""
-        taken = bool(self.once) and self.once == digest(event)
+        taken = bool(name) and self.once == name
         if taken:
             self.once = ""
         return taken
