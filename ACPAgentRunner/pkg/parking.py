@@ -310,7 +310,6 @@ class ParkedTurns:
 def _outcome(turn: ParkedTurn) -> Outcome:
     said = "".join(event.text for event in turn.held.early if isinstance(event, TextDelta))[: limits.NOTICE_CHARS // 2]
     if turn.agent_gone:
-        key = "approval.agent_gone"
-    else:
-        key = "approval.expired" if turn.waits else "approval.not_needed"
+        return Outcome("approval.agent_gone", turn.request.described(), said)
+    key = "approval.expired" if turn.waits else "approval.not_needed"
     return Outcome(key, turn.request.described(), said)
