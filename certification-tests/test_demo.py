@@ -306,6 +306,9 @@ def test_the_demo_s_host_shows_what_is_sent_to_its_person_and_to_nobody_else() -
     with pytest.raises(ActionCallError):
         host.answer("send_message", {"bot_uuid": BOT, **TARGET, "target_id": "other", "message_chain": chain})
     assert shown == ["Nobody answered in time."]
+    host.leave()
+    host.answer("send_message", {"bot_uuid": BOT, **TARGET, "message_chain": chain})
+    assert shown == ["Nobody answered in time."], "who has left reads nothing more"
 
 
 def test_the_demo_s_host_knows_a_request_that_is_open() -> None:
@@ -803,6 +806,20 @@ def test_a_request_that_nobody_answers_is_cancelled_and_told_at_once(tmp_path: P
         assert code == 130
         assert hostile_trees.gone(below, BOUND)
         assert not list((tmp_path / place).iterdir())
+
+
+@pytest.mark.demo
+@pytest.mark.parametrize("place", ["local", "daemon"])
+def test_leaving_while_the_agent_asks_is_the_last_that_is_said(place: str, tmp_path: Path) -> None:
+    """What is asked ends with the chat, of which nobody has to read more, whichever of worker and daemon ends first."""
+    terminal = Terminal("--workspace", str(tmp_path), "--place", place)
+    terminal.expect("you> ")
+    terminal.type("run: touch made\n")
+    assert "1. Allow once" in terminal.expect("you> ")
+    terminal.type("\x04")
+    assert terminal.wait() == 0
+    assert terminal.seen.split() == ["bye"]
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.demo

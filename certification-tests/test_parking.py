@@ -12,6 +12,7 @@ import pytest
 from pkg import asking as questions
 from pkg import installations, limits, texts
 from pkg.agent_api import (
+    AgentError,
     Answer,
     ApprovalRequested,
     Choice,
@@ -23,6 +24,7 @@ from pkg.agent_api import (
     TextDelta,
     ToolFinished,
     ToolStarted,
+    TurnEnded,
 )
 from pkg.parking import ParkedTurn
 from testkit.host_actions import message
@@ -608,16 +610,41 @@ async def test_revocation_ends_a_parked_turn(tmp_path: Path) -> None:
         assert not h.driver.sessions[0].answers
 
 
+ENDS: list[TurnEnded | None] = [TurnEnded("error", AgentError("coding.agent_died")), TurnEnded("cancelled"), None]
+"""How a turn ends whose agent dies or is closed elsewhere; the last, which is no end, is none that a driver may give."""
+
+
 @pytest.mark.asyncio
-async def test_an_agent_that_ends_while_it_waits_is_told_of(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ENDS)
+async def test_an_agent_that_ends_while_it_waits_is_told_of(tmp_path: Path, end: TurnEnded | None) -> None:
     """Our rule: at once where there is a way, else by the next run; its session is released."""
     async with harness(tmp_path, ScriptedDriver(asks)) as h:
         await h.run("go", run_id="r1")
+        if end is not None:
+            h.driver.sessions[0].emit(end)
         h.driver.sessions[0].die()
         await until(lambda: not parked())
         done = await h.run("hello", run_id="r2")
         assert "ended while it was waiting" in done.shown[0]
         assert h.driver.sessions[0].closed.is_set()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("end", ENDS)
+async def test_the_answer_to_an_agent_that_ended_meanwhile_resumes_its_session(tmp_path: Path, end: TurnEnded | None) -> None:
+    """Our rule: as after a restart of the worker, exactly the action that was shown is allowed once."""
+    async with harness(tmp_path, asking(wish(command="one"))) as h:
+        shown = requested(await h.run("go", run_id="r1", delivery=delivery()))
+        first = h.driver.sessions[0]
+        if end is not None:
+            first.emit(end)
+        first.die()
+        await until(lambda: not parked())
+        await press(h, shown, 1, delivery=delivery())
+        second = h.driver.sessions[1]
+        assert second.spec.resume_session_id == first.session_id
+        assert [each.choice_id for each in second.answers.values()] == ["yes"]
+        assert "no longer open" in (await press(h, shown, 1, delivery=delivery())).text
 
 
 @pytest.mark.asyncio

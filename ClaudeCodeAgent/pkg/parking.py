@@ -135,6 +135,8 @@ class ParkedTurn:
         self.state = State.WAITING
         self.withdrawn = False
         """The agent took its request back and works on, unheard."""
+        self.broken = False
+        """The turn was ended by something else than the agent: it failed, or was cancelled by nobody here."""
         self.answering: Actor | None = None
         """Whoever has begun to answer: the next message of theirs belongs to it."""
         self._bytes = 0
@@ -165,11 +167,17 @@ class ParkedTurn:
         """Whether more requests wait behind the one that is shown than anybody could answer."""
         return self._requests > limits.PARKED_REQUEST_BYTES
 
+    @property
+    def agent_gone(self) -> bool:
+        """Whether the agent has ended in the middle of the turn, however its end was told."""
+        return self.held.channel.ended and not self.withdrawn and (self.held.turn_open or self.broken)
+
     def _noticed(self, event: AgentEvent) -> None:
         if isinstance(event, Notice) and event.code == WITHDRAWN and event.text == self.request.event.request_id:
             self.withdrawn = True
         if isinstance(event, TurnEnded):
             self.held.turn_open = False
+            self.broken = event.error is not None or event.stop_reason == "cancelled"
         if isinstance(event, _ALWAYS_KEPT):
             self._requests += len(json.dumps(to_json(event)))
 
@@ -298,7 +306,7 @@ class ParkedTurns:
                     self.settle(turn.interaction_id)
                     self._end(turn, Outcome("approval.too_many", turn.request.described()), by="its size")
             elif channel.ended or (left := turn.until - time.monotonic()) <= 0:
-                if not channel.ended or not turn.held.turn_open:
+                if not turn.agent_gone:
                     self.settle(turn.interaction_id)
                 self._end(turn, _outcome(turn), by="agent" if channel.ended or not turn.waits else "time")
             else:
@@ -326,7 +334,7 @@ class ParkedTurns:
 
 def _outcome(turn: ParkedTurn) -> Outcome:
     said = "".join(event.text for event in turn.held.early if isinstance(event, TextDelta))[: limits.NOTICE_CHARS // 2]
-    if not turn.waits:
-        return Outcome("approval.not_needed", turn.request.described(), said)
-    key = "approval.agent_gone" if turn.held.channel.ended else "approval.expired"
+    if turn.agent_gone:
+        return Outcome("approval.agent_gone", turn.request.described(), said)
+    key = "approval.expired" if turn.waits else "approval.not_needed"
     return Outcome(key, turn.request.described(), said)

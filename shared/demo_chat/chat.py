@@ -439,6 +439,7 @@ async def converse(chosen: Options, out: TextIO, log: Path, base: Path) -> int:
         host = worker.core.hosts[INSTALLATION] = Host(screen.message)
         if machine is not None:
             await stack.enter_async_context(machine.running())
+        stack.callback(host.leave)
         chat = Chat(worker, host, screen, {**runner_form(chosen), **place}, machine)
         interrupts.instead = chat.interrupt
         if lines is not None:

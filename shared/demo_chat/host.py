@@ -30,6 +30,11 @@ class Host(HostActions):
         """``show`` takes a message for the person that belongs to no run."""
         super().__init__()
         self._show = show
+        self._left = False
+
+    def leave(self) -> None:
+        """The person has left: what the plugin says from now on, about what ends with the chat, is shown to nobody."""
+        self._left = True
 
     @property
     def asking(self) -> bool:
@@ -44,5 +49,6 @@ class Host(HostActions):
         if action != "send_message" or to != (BOT, *TARGET.values()):
             return super().answer(action, data)
         self.calls.append((action, data))
-        self._show("".join(str(part.get("text") or "") for part in data["message_chain"]))
+        if not self._left:
+            self._show("".join(str(part.get("text") or "") for part in data["message_chain"]))
         return {}
