@@ -329,12 +329,7 @@ class _Run:
         if installations.busy() and not isinstance(meant, Resumed):
             raise Refused("coding.busy", retryable=True)
         if isinstance(meant, Resumed):
-            # At once, because from its answer on nothing but this run ends the turn. Whoever answers, it stays the requester's.
-            if not installation.parked.take(meant.turn):
-                await self.tell("approval.over")
-                return
-            assert isinstance(meant.turn.carried, RunSession)
-            self._session = meant.turn.carried
+            # Whoever answers, the turn stays the requester's.
             asked = dataclasses.replace(asked, actor=meant.turn.requester)
         self._installation = installation
         installation.runs[self.ctx.run_id] = self
