@@ -26,8 +26,10 @@ from pkg.agent_api import (
     TextDelta,
 )
 from pkg.approval_policy import grant
+from pkg.identity import Actor
 from pkg.interactions import Decided, OpenRequest
 from pkg.parking import Outcome as Became
+from pkg.session_grants import SessionGrants, placed
 from testkit.host_actions import message
 from testkit.run_harness import Harness, Outcome, harness
 from testkit.scripted_driver import ScriptedDriver, ScriptedSession
@@ -436,6 +438,127 @@ async def test_a_step_is_not_shown_for_a_turn_that_has_ended(tmp_path: Path) -> 
             results = [result async for result in stream]
         assert "no longer open" in Outcome(results).text
         assert not [each for each in results if each.type == "action.requested"]
+
+
+@pytest.mark.asyncio
+async def test_a_press_in_another_chat_is_none_here(tmp_path: Path) -> None:
+    """Our rule: a request belongs to its chat, whoever presses and whatever id is sent."""
+    async with harness(tmp_path, ScriptedDriver(asks)) as h:
+        shown = requested(await h.run("go", run_id="r1", delivery=delivery(), conversation="group_1"))
+        done = await press(h, shown, 1, delivery=delivery(), conversation="group_2")
+        assert "no longer open" in done.text
+        assert parked()
+        assert not h.driver.sessions[0].answers
+
+
+@pytest.mark.asyncio
+async def test_an_answer_that_one_approver_began_is_not_ended_by_another(tmp_path: Path) -> None:
+    """Our rule: the next message of whoever chose to say why is the reason, also where a whole chat is the actor."""
+    group: dict[str, Any] = {
+        "conversation": "group_1",
+        "config": {"approvers": ["8", "9"], "user-id-source": "legacy-bot"},
+        "delivery": delivery(),
+    }
+    async with harness(tmp_path, ScriptedDriver(asks)) as h:
+        shown = requested(await h.run("go", run_id="r1", **{**group, "config": {"approvers": ["8", "9"]}}))
+        await press(h, shown, 4, actor="8", **group)
+        h.driver.script = _done
+        await h.run("good morning", run_id="r2", actor="9", **group)
+        assert not h.driver.sessions[0].answers
+        await h.run("too risky", run_id="r3", actor="8", **group)
+        assert h.driver.sessions[0].answers["a1"].message == "too risky"
+
+
+@pytest.mark.asyncio
+async def test_in_a_shared_session_a_grant_is_one_person_s(tmp_path: Path) -> None:
+    """Our rule: what one member allowed for the session the next one is asked about, in the same process."""
+    group: dict[str, Any] = {"conversation": "group_1", "config": {"share-session": "conversation"}}
+    async with harness(tmp_path, asking(wish())) as h:
+        await h.run("go", run_id="r1", **group)
+        assert "[yes]" in (await h.run("2", run_id="r2", **group)).text
+        assert "[yes]" in (await h.run("go", run_id="r3", **group)).text
+        await h.run("go", run_id="r4", actor="8", **group)
+        assert len(h.driver.sessions) == 1
+        assert parked()[0].requester.sender_id == "8"
+
+
+@pytest.mark.asyncio
+async def test_what_an_approver_allows_for_the_session_is_the_requester_s(tmp_path: Path) -> None:
+    """Our rule: whoever answers, turn and grant stay the requester's; the approver's own turns are asked about."""
+    group: dict[str, Any] = {
+        "conversation": "group_1",
+        "config": {"share-session": "conversation", "approvers": ["9"]},
+        "delivery": delivery(),
+    }
+    async with harness(tmp_path, asking(wish())) as h:
+        shown = requested(await h.run("go", run_id="r1", **group))
+        assert "[yes]" in (await press(h, shown, 2, actor="9", **group)).text
+        assert "[yes]" in (await h.run("go", run_id="r2", **group)).text
+        await h.run("go", run_id="r3", actor="9", **group)
+        assert parked()[0].requester.sender_id == "9"
+
+
+@pytest.mark.asyncio
+async def test_after_a_restart_of_a_shared_session_its_requester_answers_under_any_member(tmp_path: Path) -> None:
+    """Our rule: the record is the shared session's, so that a later request replaces it, whoever's that is."""
+    group: dict[str, Any] = {"conversation": "group_1", "config": {"share-session": "conversation"}, "delivery": delivery()}
+    async with harness(tmp_path, asking(wish())) as h:
+        first = requested(await h.run("go", run_id="r1", **group))
+        await h.run("/stop", run_id="r2", **group)
+        await until(lambda: not parked())
+        await h.run("go", run_id="r3", actor="8", **group)
+    assert not any(first["interaction_id"] in str(each) for each in h.host.state.values())
+    assert len([each for each in h.host.state.values() if '"approval"' in str(each)]) == 1
+
+
+@pytest.mark.asyncio
+async def test_who_may_start_nothing_any_more_starts_nothing_by_a_late_answer(tmp_path: Path) -> None:
+    """Our rule: an approver answers for others; a turn of their own takes an allowed actor."""
+    async with harness(tmp_path, asking(wish())) as h:
+        shown = requested(await h.run("go", run_id="r1", delivery=delivery()))
+    async with harness(tmp_path, asking(wish())) as again:
+        again.host.state = h.host.state
+        config = {"allowed-actors": ["8"], "approvers": ["7"]}
+        done = await press(again, shown, 1, delivery=delivery(), config=config)
+        assert "allowed-actors" in done.text
+        assert not again.driver.sessions
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("end", ["stopped", "replaced"])
+async def test_what_is_over_is_over_also_for_a_press_that_was_on_its_way(tmp_path: Path, end: str) -> None:
+    """Our rule: its snapshot of the state is older than the ``/stop``, or than the next step; it allows nothing."""
+    async with harness(tmp_path, ScriptedDriver(asks)) as h:
+        shown = requested(await h.run("go", run_id="r1", delivery=delivery()))
+        known = {"conversation": dict(h.host.state)}
+        if end == "stopped":
+            await h.run("/stop", run_id="r2", delivery=delivery())
+        else:
+            await press(h, shown, 4, delivery=delivery())
+            await h.run("/stop", run_id="r2", delivery=delivery())
+        await until(lambda: not parked())
+        assert "no longer open" in (await press(h, shown, 1, delivery=delivery(), state=known)).text
+        assert len(h.driver.sessions[0].prompts) == 1
+
+
+def test_the_name_of_what_is_allowed_once_has_every_part() -> None:
+    """Our rule: action, machine and directory; none that could be left out."""
+    names = {
+        placed(event, machine, directory)
+        for event in (wish(), wish(command="other"))
+        for machine in ("local", "ssh me@host")
+        for directory in ("/w", "/v")
+    }
+    assert len(names) == 8
+    assert placed(wish(complete=False), "local", "/w") == ""
+
+
+def test_a_plan_is_allowed_for_no_session() -> None:
+    """Our rule: leaving the plan mode is granted each time."""
+    plan = ApprovalRequested("m", "the plan", "mode", CHOICES)
+    grants, actor = SessionGrants(), Actor("user", "7", "bot", "7")
+    grants.add(actor, plan)
+    assert not grants.covers(actor, plan)
 
 
 # ------------------------------------------------------------------ agents that lie
