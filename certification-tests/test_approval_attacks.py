@@ -499,19 +499,6 @@ async def test_what_an_approver_allows_for_the_session_is_the_requester_s(tmp_pa
 
 
 @pytest.mark.asyncio
-async def test_after_a_restart_of_a_shared_session_its_requester_answers_under_any_member(tmp_path: Path) -> None:
-    """Our rule: the record is the shared session's, so that a later request replaces it, whoever's that is."""
-    group: dict[str, Any] = {"conversation": "group_1", "config": {"share-session": "conversation"}, "delivery": delivery()}
-    async with harness(tmp_path, asking(wish())) as h:
-        first = requested(await h.run("go", run_id="r1", **group))
-        await h.run("/stop", run_id="r2", **group)
-        await until(lambda: not parked())
-        await h.run("go", run_id="r3", actor="8", **group)
-    assert not any(first["interaction_id"] in str(each) for each in h.host.state.values())
-    assert len([each for each in h.host.state.values() if '"approval"' in str(each)]) == 1
-
-
-@pytest.mark.asyncio
 async def test_who_may_start_nothing_any_more_starts_nothing_by_a_late_answer(tmp_path: Path) -> None:
     """Our rule: an approver answers for others; a turn of their own takes an allowed actor."""
     async with harness(tmp_path, asking(wish())) as h:
