@@ -262,7 +262,7 @@ class TestPolicyFile:
             name for row in re.findall(r"^\| (`[^|]+) \|", guide, re.MULTILINE) for name in re.findall(r"`([a-z_0-9]+)`", row)
         }
         known = {field.name for kind in (Policy, HubEntry, AgentEntry) for field in dataclasses.fields(kind)}
-        outcomes = {"started", "refused", "closed", "completed", "failed", "unproven", "recovered"}
+        outcomes = {"started", "refused", "closed", "completed", "failed", "unproven", "recovered", "answered", "too_late"}
         assert rows == (known - {"file", "name", "hubs", "agents"}) | {"environment"} | outcomes
         assert all(f"daemon.py {command}" in guide for command in ("init", "keygen", "check", "run"))
 
