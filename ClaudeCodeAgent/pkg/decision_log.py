@@ -2,8 +2,10 @@
 
 A line has ``time`` (UTC), ``installation`` (a digest of its binding, empty where there is only one), ``conversation`` and
 ``actor`` (the names :mod:`pkg.identity` gives them), ``answerer`` (who answered, empty where no person did), ``machine`` and
-``directory``, ``kind``, ``action`` (cut, without secrets) and ``digest`` (of the whole action), ``decision`` (``allow_once``,
-``allow_session``, ``deny``, ``answered``, ``cancelled``, ``expired``) and ``by`` (``policy …``, ``rule …``, ``person``).
+``directory``, ``kind``, ``action`` (cut, without secrets) and ``digest`` (of the whole action), ``decision`` (a person's:
+``allow_once``, ``allow_session``, ``deny``, ``answered``, ``cancelled``; nobody's: ``allow``, ``deny``, ``cancelled``,
+``expired``) and ``by`` (``policy …``, ``rule …``, ``grant …``, ``person``, or what ended the turn: ``time``, ``stop``,
+``agent``, ``the end of …``).
 
 Guarantees: known secrets, credentials in addresses and what stands behind words such as ``token=`` are not in it, neither are
 an answer to a question and the reason of a denial; a file is as :mod:`pkg.json_lines` keeps it; a line that cannot be written
