@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from agent.opening import OUR_POLICIES, RecentlyOpened
 from agent.presets import NPM_ENVIRONMENT, asking_environment
 from agent.session import AcpSession
-from pkg import runtime_support
+from pkg import runtime_support, traceless
 from pkg.agent_api import SessionSpec
 from pkg.errors import LaunchError
 from pkg.launch import Command, Launcher
@@ -52,7 +52,7 @@ class AcpDriver:
             env = asking_environment(spec.cwd, env)
         command = Command(spec.command, spec.cwd, env)
         try:
-            async with asyncio.timeout_at(deadline):
+            async with traceless.until(deadline):
                 process = await launcher.start(command)
         except TimeoutError:
             seconds = f"{spec.startup_timeout:g}"

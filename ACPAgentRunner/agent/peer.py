@@ -14,6 +14,7 @@ from typing import Any
 
 from acp.connection import Connection
 
+from pkg import traceless
 from pkg.agent_api import Json
 from pkg.agent_end import AgentEnd
 from pkg.errors import AgentDied
@@ -63,7 +64,7 @@ class Peer:
         if self._connection is None or not self.alive:
             raise await self.death()
         try:
-            async with asyncio.timeout(timeout):
+            async with traceless.within(timeout):
                 return await self._connection.send_request(method, params)
         except ConnectionError:
             raise await self.death() from None

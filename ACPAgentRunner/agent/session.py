@@ -32,7 +32,7 @@ from agent.peer import Peer
 from agent.prompts import prompt_blocks
 from agent.terminals import Terminals
 from agent.translate import Translator
-from pkg import limits
+from pkg import limits, traceless
 from pkg.agent_api import (
     AgentError,
     AgentEvent,
@@ -237,7 +237,7 @@ class AcpSession:
     async def _see_cancel_through(self, turn: _Turn) -> None:
         """Tell the agent, and end its process when it does not end the turn in time."""
         try:
-            async with asyncio.timeout(limits.CANCEL_GRACE):
+            async with traceless.within(limits.CANCEL_GRACE):
                 await self._peer.notify("session/cancel", {"sessionId": self.session_id})
                 await turn.answered.wait()
         except TimeoutError:
@@ -408,7 +408,7 @@ async def _until(event: asyncio.Event) -> None:
 
 async def _bounded(event: asyncio.Event, seconds: float) -> None:
     try:
-        async with asyncio.timeout(seconds):
+        async with traceless.within(seconds):
             await event.wait()
     except TimeoutError:
         return

@@ -24,7 +24,7 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import InvalidMessage, InvalidStatus, WebSocketException
 from websockets.protocol import State
 
-from pkg import limits
+from pkg import limits, traceless
 from pkg.relay_errors import SILENT
 
 if hasattr(time, "CLOCK_BOOTTIME"):
@@ -248,7 +248,7 @@ class Sending:
 
 async def close(connection: ServerConnection | ClientConnection, code: int, reason: str, patience: float) -> None:
     """Close a connection and cut it when the other side does not answer within ``patience`` seconds."""
-    timer = asyncio.get_running_loop().call_later(patience, cut, connection)
+    timer = traceless.call_later(patience, cut, connection)
     try:
         await connection.close(code, reason)
     finally:

@@ -12,12 +12,11 @@ configured work tree, and links on the way.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable
 from typing import Final
 
-from pkg import limits
+from pkg import limits, traceless
 from pkg.errors import LaunchError
 from pkg.process_api import Command, Launcher
 
@@ -100,7 +99,7 @@ async def worktree(launcher: Launcher, workspace: str, name: str, roots: Iterabl
     command = Command(("/bin/sh", "-c", _PROGRAM, "sh", name, *roots), workspace, _ENVIRONMENT)
     process = await launcher.start(command)
     try:
-        async with asyncio.timeout(limits.WORKTREE_SECONDS):
+        async with traceless.within(limits.WORKTREE_SECONDS):
             said = b""
             while piece := await process.read():
                 said = (said + piece)[-limits.WORKTREE_PATH_BYTES :]

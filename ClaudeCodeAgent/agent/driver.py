@@ -9,7 +9,7 @@ import uuid
 
 from agent import command
 from agent.session import ClaudeSession, SessionMissing
-from pkg import runtime_support
+from pkg import runtime_support, traceless
 from pkg.agent_api import SessionSpec
 from pkg.errors import LaunchError, SessionUnavailable
 from pkg.launch import Command, Launcher
@@ -57,7 +57,7 @@ class ClaudeCodeDriver:
         deadline = loop.time() + spec.startup_timeout
         begin = command.start(spec, session_id, resume=resume)
         try:
-            async with asyncio.timeout_at(deadline):
+            async with traceless.until(deadline):
                 process = await launcher.start(Command(begin.argv, spec.cwd, begin.env))
         except TimeoutError:
             seconds = f"{spec.startup_timeout:g}"

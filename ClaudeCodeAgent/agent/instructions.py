@@ -11,7 +11,7 @@ import shlex
 from typing import Final
 
 from agent.prompts import framed
-from pkg import limits
+from pkg import limits, traceless
 from pkg.errors import CodingError
 from pkg.launch import Command, Launcher
 from pkg.text_clean import clean
@@ -59,7 +59,7 @@ async def _read_there(launcher: Launcher, cwd: str) -> dict[str, str]:
     plain = '[ -f "$n" ] && [ ! -L "$n" ] && [ ! -L "${n%/*}" ]'
     script = f"for n in {names}; do if {plain}; then {inner}; fi; done"
     try:
-        async with asyncio.timeout(limits.CLAUDE_INSTRUCTIONS_SECONDS):
+        async with traceless.within(limits.CLAUDE_INSTRUCTIONS_SECONDS):
             process = await launcher.start(Command(("/bin/sh", "-c", script), cwd))
             try:
                 data = b""

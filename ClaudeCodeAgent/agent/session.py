@@ -29,7 +29,7 @@ from agent.translate import Translator, servers_failed
 from agent.transport import ControlRefused, Transport
 from agent.turns import Outcome, State, Turns
 from agent.wire import Message, shimmed
-from pkg import limits
+from pkg import limits, traceless
 from pkg.agent_api import (
     AgentError,
     AgentEvent,
@@ -139,7 +139,7 @@ class ClaudeSession:
         self._transport.start()
         step = "initialize"
         try:
-            async with asyncio.timeout(timeout):
+            async with traceless.within(timeout):
                 instructions = await self._instructions()
                 fields = {"appendSystemPrompt": instructions} if instructions else {}
                 await self._transport.control("initialize", hooks=wire.HOOKS, **fields)
@@ -337,7 +337,7 @@ class ClaudeSession:
     async def _see_cancel_through(self, turn: _Turn) -> None:
         """Tell the program, and end its process when it does not end the turn in time."""
         try:
-            async with asyncio.timeout(limits.CANCEL_GRACE):
+            async with traceless.within(limits.CANCEL_GRACE):
                 with contextlib.suppress(ControlRefused):
                     await self._transport.control("interrupt", cancel_queued=True)
                 await turn.ended.wait()
@@ -580,7 +580,7 @@ class ClaudeSession:
         if not self._transport.alive or self._turn is not None:
             return
         try:
-            async with asyncio.timeout(limits.CLAUDE_END_SECONDS):
+            async with traceless.within(limits.CLAUDE_END_SECONDS):
                 await self._transport.control("end_session")
                 await self._process.wait()
         except (ControlRefused, CodingError, TimeoutError):
@@ -612,7 +612,7 @@ class ClaudeSession:
 
 async def _bounded(event: asyncio.Event, seconds: float) -> None:
     try:
-        async with asyncio.timeout(seconds):
+        async with traceless.within(seconds):
             await event.wait()
     except TimeoutError:
         return

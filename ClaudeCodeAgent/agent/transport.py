@@ -22,7 +22,7 @@ from typing import Final
 
 from agent import wire
 from agent.wire import Message
-from pkg import limits
+from pkg import limits, traceless
 from pkg.agent_end import AgentEnd
 from pkg.errors import AgentDied, CodingError
 from pkg.launch import AgentProcess
@@ -164,7 +164,7 @@ class Transport:
         answered: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._pending[request_id] = answered
         try:
-            async with asyncio.timeout(timeout):
+            async with traceless.within(timeout):
                 await self.send(wire.control_request(request_id, subtype, dict(fields)))
                 await asyncio.wait({answered})
         finally:

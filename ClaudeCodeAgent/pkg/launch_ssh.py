@@ -21,7 +21,6 @@ refused.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import functools
 import os
@@ -33,9 +32,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
-from pkg import limits, process_supervisor, runtime_support, ssh_errors, ssh_library, ssh_options, ssh_wrapper
+from pkg import limits, process_supervisor, runtime_support, ssh_errors, ssh_library, ssh_options, ssh_wrapper, traceless
 from pkg.errors import AgentDied, LaunchError, SettingsError
 from pkg.launch import LocalLauncher
 from pkg.process_api import AgentProcess, Command, Graces
@@ -191,7 +189,7 @@ class SshLauncher:
         it (``ExitOnForwardFailure``): no other process of the remote machine can be listening there and get the bearer. Raises
         :class:`pkg.errors.LaunchError`; ``ValueError`` when another address is already held.
         """
-        parts = urlsplit(url)
+        parts = traceless.split_url(url)
         host = _LOOPBACK.get(parts.hostname or "")
         if host is None:
             return url
@@ -234,7 +232,7 @@ class SshLauncher:
                     env["SSH_AUTH_SOCK"] = os.environ["SSH_AUTH_SOCK"]
             carrier = await self._here.start(Command(argv, "/", env, _CLIENT_GRACES))
             try:
-                async with asyncio.timeout(options.connect_timeout + limits.SSH_LOGIN_MARGIN):
+                async with traceless.within(options.connect_timeout + limits.SSH_LOGIN_MARGIN):
                     greeting = await self._greeting(carrier, first)
             except BaseException as exc:
                 await stopped(carrier)

@@ -7,7 +7,6 @@ replacing a file. Both raise when they can't; the caller then takes its next way
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable
@@ -17,7 +16,7 @@ from langbot_plugin.api.definition.components.runner.runner import Runner
 from langbot_plugin.api.entities.builtin.platform.message import MessageChain, Plain
 from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
 
-from pkg import limits
+from pkg import limits, traceless
 from pkg.identity import Authority
 from pkg.installations import Installation
 from pkg.surfaces import STREAM_SETTING
@@ -38,7 +37,7 @@ def sender(
 
     async def send(text: str) -> None:
         chain = MessageChain([Plain(text=text)])
-        async with asyncio.timeout(limits.DETACHED_SEND_WAIT):
+        async with traceless.within(limits.DETACHED_SEND_WAIT):
             await installation.adopt(plugin.send_message(bot, str(kind), str(to), chain), name="detached send")
 
     return send
@@ -51,7 +50,7 @@ async def streams(runner: Runner, ctx: RunnerContext, installation: Installation
     """
     assert ctx.conversation is not None and ctx.conversation.bot_id
     try:
-        async with asyncio.timeout(limits.DETACHED_SEND_WAIT):
+        async with traceless.within(limits.DETACHED_SEND_WAIT):
             asking = runner.plugin.get_bot_info(ctx.conversation.bot_id)
             bot = await installation.adopt(asking, name="bot's settings")
     except Exception as exc:  # noqa: BLE001 - what is sent outside the run arrives either way

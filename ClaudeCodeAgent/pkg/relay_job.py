@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
-from pkg import limits
+from pkg import limits, traceless
 from pkg.errors import DaemonFenced
 from pkg.relay_errors import AgentRuntimeDaemonError, relay_error
 from pkg.relay_events import CommandResult, JobEvents, JobFinished, JobLost, JobUnconfirmed, McpRequest, Outcome, Verb
@@ -235,7 +235,7 @@ class Job:
             answer = _refused(payload, "LangBot's tools are not available to this job.")
         else:
             try:
-                async with asyncio.timeout(limits.RELAY_MCP_SECONDS):
+                async with traceless.within(limits.RELAY_MCP_SECONDS):
                     answer = await self._tools(payload)
             except TimeoutError:
                 answer = _refused(payload, "The call took too long and was cancelled.")

@@ -24,7 +24,7 @@ from typing import Final
 from websockets.asyncio.server import Server, ServerConnection
 from websockets.exceptions import ConnectionClosed
 
-from pkg import limits, relay_sockets
+from pkg import limits, relay_sockets, traceless
 from pkg.relay_auth import Installation, nonce_text
 from pkg.relay_entrance import Entrance, address_of, widen
 from pkg.relay_errors import relay_error
@@ -131,12 +131,12 @@ class Listener:
         self.protocol.cancel_all(relay_sockets.relay_clock())
         self.pump()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limits.RELAY_STOP):
+            async with traceless.within(limits.RELAY_STOP):
                 for job in list(self._jobs.values()):
                     await job.ended.wait()
         self.protocol.close_all()
         self.pump()
-        cutting = asyncio.get_running_loop().call_later(limits.RELAY_CLOSE, self._cut_all)
+        cutting = traceless.call_later(limits.RELAY_CLOSE, self._cut_all)
         await server.wait_closed()
         cutting.cancel()
         for job in list(self._jobs.values()):

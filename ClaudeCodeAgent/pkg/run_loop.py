@@ -38,7 +38,7 @@ from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
 from langbot_plugin.api.entities.builtin.runner.interaction import InteractionSubmission
 from langbot_plugin.api.entities.builtin.runner.result import RunnerResult
 
-from pkg import asking, attachments, controls, identity, installations, limits, overflow, steering, texts
+from pkg import asking, attachments, controls, identity, installations, limits, overflow, steering, texts, traceless
 from pkg.agent_api import (
     AgentError,
     AgentEvent,
@@ -379,7 +379,7 @@ class _Run:
         for each in [each for each in installation.runs.values() if isinstance(each, _Run) and each is not self]:
             while each.shows(key, shown) and not each._over.is_set() and time.monotonic() < end:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(limits.LOOP_TICK):
+                    async with traceless.within(limits.LOOP_TICK):
                         await each.ended()
 
     async def _all_parked_by_now(self, installation: Installation) -> None:

@@ -35,7 +35,7 @@ from typing import Any, Final, TypeVar
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from pkg import limits
+from pkg import limits, traceless
 from pkg.agent_api import Json
 
 PayloadHandler = Callable[[Json], Awaitable[Json]]
@@ -133,8 +133,7 @@ class _Server(web.Server):
         if len(self._timers) >= limits.MCP_CONNECTIONS or len(self.connections) > limits.MCP_CONNECTIONS:
             transport.abort()
             return
-        loop = asyncio.get_running_loop()
-        self._timers[handler] = loop.call_later(limits.MCP_UNPROVEN_SECONDS, transport.abort)
+        self._timers[handler] = traceless.call_later(limits.MCP_UNPROVEN_SECONDS, transport.abort)
 
     def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
         self.proven(handler)
@@ -177,7 +176,8 @@ class _Listener:
     async def settle(self, endpoint: Endpoint) -> None:
         if endpoint.transports:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(endpoint.idle.wait(), limits.MCP_STOP_SECONDS)
+                async with traceless.within(limits.MCP_STOP_SECONDS):
+                    await endpoint.idle.wait()
         for transport in tuple(endpoint.transports):
             transport.abort()
         await endpoint.idle.wait()
@@ -280,7 +280,7 @@ async def _served(handler: PayloadHandler, request: web.BaseRequest) -> web.Resp
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         return _refusal(415, "bodies are taken as they are, not compressed")
     try:
-        async with asyncio.timeout(limits.MCP_BODY_SECONDS):
+        async with traceless.within(limits.MCP_BODY_SECONDS):
             body = await _body(request)
     except TimeoutError:
         return _refusal(408, "the body did not arrive")

@@ -15,7 +15,7 @@ from agent.opening import Opening
 from agent.server import AppServer
 from agent.session import CodexSession
 from agent.tools import HostTools, ToolsUnavailable
-from pkg import runtime_support
+from pkg import runtime_support, traceless
 from pkg.agent_api import SessionSpec
 from pkg.errors import AgentDied, CodingError, CommandNotFound, LaunchError
 from pkg.launch import AgentProcess, Command, Launcher
@@ -119,7 +119,7 @@ async def _started(spec: SessionSpec, launcher: Launcher, deadline: float) -> Ag
     line = program.command_line(found, arguments)
     command = Command(line if launcher.local else program.elsewhere(line), spec.cwd, env)
     try:
-        async with asyncio.timeout_at(deadline):
+        async with traceless.until(deadline):
             return await launcher.start(command)
     except TimeoutError:
         seconds = f"{spec.startup_timeout:g}"

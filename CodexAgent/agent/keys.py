@@ -31,6 +31,7 @@ EXCLUDED: Final = ("*KEY*", "*TOKEN*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*C
 PLACEHOLDER: Final = "given over the connection\x7f"
 """What stands in the environment instead of a value; its last character can be in no header."""
 
+_WORD: Final = re.compile("[A-Za-z0-9_]+")
 _CODEX_S_OWN: Final = ("AWS_*", "GOOGLE_*", "AZURE_*", "*_PROXY", "CODEX_ACCESS_TOKEN", "CODEX_HOME", "OPENAI_BASE_URL")
 """Variables that Codex and its libraries read without being told to."""
 _PLAIN: Final = ("HOME", "PATH", "TMPDIR", "USER", "LOGNAME", "SHELL", "LANG")
@@ -59,7 +60,7 @@ def sent(own: Mapping[str, Any], env: Mapping[str, str], held: frozenset[str]) -
 def needed(own: Mapping[str, Any], env: Mapping[str, str], held: frozenset[str]) -> frozenset[str]:
     """The names of ``held`` that the settings name where nothing sent can stand in for the environment."""
     rest = json.dumps(_arranged(own, env, held)[1])
-    return frozenset(name for name in held if re.search(rf"(?<![A-Za-z0-9_]){re.escape(name)}(?![A-Za-z0-9_])", rest))
+    return held & frozenset(_WORD.findall(rest))
 
 
 def _arranged(own: Mapping[str, Any], env: Mapping[str, str], held: frozenset[str]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from pkg import traceless
 from pkg.agent_api import Json
 from pkg.agent_end import AgentEnd
 from pkg.errors import AgentDied
@@ -99,7 +100,7 @@ class Peer:
         answer: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
         self._waiting[call_id] = (answer, answered)
         try:
-            async with asyncio.timeout(timeout):
+            async with traceless.within(timeout):
                 await self.transport.send({"id": call_id, "method": method, "params": params})
                 if sent is not None:
                     sent.set()

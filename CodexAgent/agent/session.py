@@ -32,7 +32,7 @@ from agent.requests import TOOL_CALL, Reply, ServerRequests, refuse
 from agent.tools import HostTools
 from agent.translate import Translator, unknown
 from agent.turns import End, TurnTracker
-from pkg import limits
+from pkg import limits, traceless
 from pkg.agent_api import (
     AgentError,
     AgentEvent,
@@ -313,7 +313,7 @@ class CodexSession:
     async def _see_cancel_through(self, turn: _Turn) -> None:
         """Tell Codex, and end its process when it does not end the turn in time."""
         try:
-            async with asyncio.timeout(limits.CODEX_INTERRUPT_SECONDS):
+            async with traceless.within(limits.CODEX_INTERRUPT_SECONDS):
                 await turn.named.wait()
                 if not turn.over.is_set():
                     params = {"threadId": self.session_id, "turnId": self._tracker.turn_id}
@@ -655,7 +655,7 @@ class CodexSession:
 
 async def _bounded(event: asyncio.Event, seconds: float) -> None:
     try:
-        async with asyncio.timeout(seconds):
+        async with traceless.within(seconds):
             await event.wait()
     except TimeoutError:
         return

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pkg import limits, runtime_support
+from pkg import limits, runtime_support, traceless
 from pkg.agent_api import AgentDriver, AgentEvent, AgentSession, SessionSpec, TurnEnded, to_json
 from pkg.errors import ProcessCleanupUnconfirmed, SessionUnavailable
 from pkg.langbot_tools import AddressedTools, SessionTools
@@ -113,7 +113,7 @@ async def interrupted(held: Held) -> bool:
     """Cancel the open turn of a session that nobody listens to any more; whether its end came in time."""
     interrupting = asyncio.ensure_future(held.live.session.interrupt())
     try:
-        async with asyncio.timeout(limits.CANCEL_GRACE):
+        async with traceless.within(limits.CANCEL_GRACE):
             while True:
                 event = held.take()
                 if isinstance(event, TurnEnded):

@@ -51,7 +51,7 @@ from langbot_plugin.api.proxies.invocation import current_binding
 from langbot_plugin.api.proxies.runner import RunnerAPIProxy
 from langbot_plugin.entities.io.context import InstallationBinding
 
-from pkg import limits
+from pkg import limits, traceless
 from pkg.agent_api import Json, McpServer
 from pkg.errors import Refused
 from pkg.tools_listener import Endpoint, open_endpoint, to_the_end
@@ -348,7 +348,7 @@ class _Surface:
         """The attached run, waited for while a turn is parked."""
         if self.parked is not None:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(limits.PARKED_TOOL_WAIT):
+                async with traceless.within(limits.PARKED_TOOL_WAIT):
                     await self.parked.wait()
         return self.run
 

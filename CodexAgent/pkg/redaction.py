@@ -19,17 +19,18 @@ _CREDENTIALS_IN_URL: Final = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
 class Redactor:
     """Hides a set of secrets; call it with a text."""
 
-    __slots__ = ("_known", "_pattern")
+    __slots__ = ("_known",)
 
     def __init__(self, secrets: Iterable[str]) -> None:
         """``secrets`` may hold anything; what is no secret by its length is ignored."""
         self._known = sorted(_forms(secrets), key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, self._known))) if self._known else None
 
     def __call__(self, text: str) -> str:
         """``text`` without the secrets."""
-        hidden = self._pattern.sub("***", text) if self._pattern else text
-        return _CREDENTIALS_IN_URL.sub("***", hidden)
+        # No pattern: the standard library would remember it, and the secrets with it.
+        for secret in self._known:
+            text = text.replace(secret, "***")
+        return _CREDENTIALS_IN_URL.sub("***", text)
 
     def tail(self, data: bytes | bytearray, *, cut: bool) -> str:
         """The end of a program's output: decoded, without terminal escapes and secrets.

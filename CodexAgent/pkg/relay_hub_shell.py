@@ -24,7 +24,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, I
 from pathlib import Path
 from typing import Any, Final, TypedDict
 
-from pkg import installations, limits, runtime_support
+from pkg import installations, limits, runtime_support, traceless
 from pkg.agent_api import Json
 from pkg.relay_auth import TOKEN_COMMAND, token_problem
 from pkg.relay_errors import AgentRuntimeDaemonError, relay_error
@@ -268,7 +268,7 @@ class AgentRuntimeDaemonHub:
         """Wait until this installation's jobs are over, as far as that can be done in time, and leave the listener."""
         # Without the turn: other installations start and stop meanwhile.
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limits.RELAY_STOP):
+            async with traceless.within(limits.RELAY_STOP):
                 for job in listener.jobs_of(self._installation):
                     await job.ended.wait()
         async with _turn():
@@ -392,7 +392,7 @@ class AgentRuntimeDaemonHub:
         """
         with self._needed():
             try:
-                async with asyncio.timeout(timeout):
+                async with traceless.within(timeout):
                     while (problem := self._problem(daemon_id)) in ("daemon_offline", "daemon_fenced"):
                         await self._changed.wait()
             except TimeoutError:

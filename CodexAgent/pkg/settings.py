@@ -23,13 +23,12 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
-from urllib.parse import urlsplit
 
 from annotated_types import Ge, Le
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
-from pkg import approval_rules, limits
+from pkg import approval_rules, limits, traceless
 from pkg.agent_api import McpServer
 from pkg.errors import SettingsError
 
@@ -237,7 +236,7 @@ def _url(value: object, server: str) -> str:
     if not isinstance(value, str) or any(char.isspace() for char in value.strip()):
         raise _bad("mcp_url", server=server)
     try:
-        parts = urlsplit(value.strip())
+        parts = traceless.split_url(value.strip())
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         usable = False

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from pkg import limits, ssh_wrapper
+from pkg import limits, ssh_wrapper, traceless
 from pkg.errors import AgentDied, CommandNotFound, LaunchError, ProcessCleanupUnconfirmed
 from pkg.process_api import AgentProcess, Command, Exit, Graces
 from pkg.redaction import Redactor
@@ -148,7 +148,7 @@ class RemoteProcess(_Ending):
         self._send(programs)
         self._send(self._order)
         try:
-            async with asyncio.timeout(limits.SSH_START_SECONDS):
+            async with traceless.within(limits.SSH_START_SECONDS):
                 await self._answered.wait()
         except BaseException as exc:
             await stopped(self)
@@ -352,7 +352,7 @@ class RemoteProcess(_Ending):
         if self._may_run and not self._quiescent and not self._lost:
             self._tell("stop", graces=graces_of(graces))
             try:
-                async with asyncio.timeout(graces.eof + graces.term + graces.kill + limits.SSH_CONFIRM_MARGIN):
+                async with traceless.within(graces.eof + graces.term + graces.kill + limits.SSH_CONFIRM_MARGIN):
                     await self._settled.wait()
             except TimeoutError:
                 self._pids = self._pids or ((self._pid,) if self._pid else ())
@@ -437,7 +437,7 @@ class ShellProcess(_Ending):
         script = shell_script(self._command, search).encode("utf-8", "surrogateescape")
         answer: tuple[str, str, str] | None = None
         try:
-            async with asyncio.timeout(limits.SSH_START_SECONDS):
+            async with traceless.within(limits.SSH_START_SECONDS):
                 await self._carrier.write(f"{len(script)}\n".encode() + script)
                 answer = await self._answer()
         except (TimeoutError, AgentDied):
@@ -502,7 +502,7 @@ class ShellProcess(_Ending):
         graces = self._command.graces
         self._carrier.close_stdin()
         try:
-            async with asyncio.timeout(graces.eof + graces.term + graces.kill + limits.SSH_CONFIRM_MARGIN):
+            async with traceless.within(graces.eof + graces.term + graces.kill + limits.SSH_CONFIRM_MARGIN):
                 await self._carrier.wait()
         except TimeoutError:
             pass

@@ -20,7 +20,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from pkg import limits
+from pkg import limits, traceless
 from pkg.agent_api import AgentEvent, AgentSession, Json
 from pkg.session_grants import SessionGrants
 
@@ -100,7 +100,7 @@ class Channel(Generic[Item]):
             return
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
+            async with traceless.within(timeout):
                 await self._changed.wait()
 
 
