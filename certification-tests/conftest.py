@@ -30,6 +30,7 @@ MARKERS = {
     "real_host": "drives the real LangBot host (1.6 GB, in an environment of its own)",
     "daemon_venv": "runs the daemon program with nothing but its own packages, in an environment of its own",
     "sdk_worker": "drives the built package in a real worker of the SDK's own runtime",
+    "shared_runtime": "drives one worker process that serves several installations, and looks at it from inside",
     "ssh": "drives a loopback OpenSSH server",
     "pid_namespace": "runs as PID 1 of a namespace of its own, as in a jail",
     "demo": "runs the demo as a person does",

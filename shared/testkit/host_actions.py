@@ -103,6 +103,7 @@ def run_context(
     run_id: str = "r1",
     config: Mapping[str, Any] | None = None,
     actor: str = "7",
+    actor_name: str = "Ann",
     conversation: str = "person_7",
     event: str = "message.received",
     deadline: float | None = None,
@@ -116,7 +117,7 @@ def run_context(
         "trigger": {"type": event},
         "event": {"event_id": f"event-{run_id}", "event_type": event, "source": "host_adapter"},
         "conversation": {"conversation_id": conversation, "bot_id": "bot"},
-        "actor": {"actor_type": "user", "actor_id": actor, "actor_name": "Ann"},
+        "actor": {"actor_type": "user", "actor_id": actor, "actor_name": actor_name},
         "input": {"text": text},
         "delivery": {
             "surface": "platform",
