@@ -15,7 +15,6 @@ import ipaddress
 import socket
 import ssl
 import time
-import urllib.parse
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 
@@ -130,7 +129,7 @@ def _unverified() -> ssl.SSLContext:
 def address_problem(url: str, *, insecure_plaintext: bool) -> str:
     """Why a hub's address can't be used, in a few words; ``""`` for one that can."""
     try:
-        parts = urllib.parse.urlsplit(url)
+        parts = traceless.split_url(url)
         host = parts.hostname
         _ = parts.port
     except ValueError:
@@ -149,7 +148,7 @@ def authentic(url: str, *, context: ssl.SSLContext | None, pin: str) -> bool:
 
     Close frames carry no seal, so on plain ``ws://`` to another machine anybody on the way can send one.
     """
-    parts = urllib.parse.urlsplit(url)
+    parts = traceless.split_url(url)
     if parts.scheme == "wss":
         return bool(pin) or context is None or context.check_hostname
     return _loopback(parts.hostname or "")

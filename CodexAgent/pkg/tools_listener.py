@@ -27,7 +27,6 @@ import json
 import logging
 import secrets
 import socket
-import urllib.parse
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
@@ -267,7 +266,7 @@ def _names_this_machine(value: str | None, *, scheme: str) -> bool:
     if not value:
         return False
     try:
-        parts = urllib.parse.urlsplit(value if scheme else f"//{value}")
+        parts = traceless.split_url(value if scheme else f"//{value}")
         _ = parts.port
     except ValueError:
         return False

@@ -47,6 +47,7 @@ class Slotted:
     """Has no dictionary."""
 
     __slots__ = ("held",)
+    held: Any
 
 
 class Weak:

@@ -23,10 +23,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+Found = TypeVar("Found")
 
 BOUND: Final = 60.0
 """Seconds a look may take, which is about two."""
@@ -83,8 +85,11 @@ def _registries_of_hubs() -> Iterator[tuple[dict[Any, Any], Entry]]:
         def of_socket(number: Any, _value: Any, sockets: Any = sockets) -> str | None:
             return uid_of(sockets[number].installation) if number in sockets else None
 
+        def of_job(job_id: Any, _job: Any, owners: Any = owners) -> str | None:
+            return uid_of(owners.get(job_id))
+
         yield listener.users, _by_binding
-        yield listener._jobs, lambda job_id, _job, owners=owners: uid_of(owners.get(job_id))
+        yield listener._jobs, of_job
         yield listener._connections, of_socket
         yield listener._wakes, of_socket
         yield protocol._sockets, of_socket
@@ -105,6 +110,19 @@ def _connections() -> Iterator[tuple[str, Any]]:
                 for task, coroutine in tasks:
                     if any(value is connection for value in gc.get_referents(coroutine)):
                         yield uid, task
+
+
+def _registries_of_tools() -> Iterator[tuple[dict[Any, Any], Entry]]:
+    proxies = importlib.import_module("langbot_plugin.api.proxies.invocation")
+
+    def owner(_digest: Any, endpoint: Any) -> str | None:
+        run = getattr(getattr(endpoint.handler, "__self__", None), "run", None)
+        invocation = None if run is None else run._context.get(proxies._current)
+        return None if invocation is None else uid_of(invocation.binding)
+
+    listening = sys.modules.get("pkg.tools_listener")
+    for listener in () if listening is None else listening._LISTENERS.values():
+        yield listener._endpoints, owner
 
 
 def _slots() -> Iterator[tuple[dict[Any, Any], Entry]]:
@@ -129,7 +147,7 @@ def _invocations() -> Iterator[tuple[str, Any]]:
                 yield uid, invocation
     for each in every:
         if isinstance(each, (asyncio.Task, asyncio.Handle)):
-            held = [each._context] if isinstance(each, asyncio.Handle) else gc.get_referents(each)
+            held = [getattr(each, "_context", None)] if isinstance(each, asyncio.Handle) else gc.get_referents(each)
             uids = [theirs[id(value)] for value in held if id(value) in theirs]
             if uids:
                 yield uids[0], each
@@ -168,6 +186,7 @@ REGISTRIES: Final[Mapping[str, tuple[Callable[[], Iterator[tuple[dict[Any, Any],
         _registries_of_hubs,
         "hubs by full binding; what a shared listener has of each",
     ),
+    "pkg.tools_listener": (_registries_of_tools, "a run's tools by the digest of its own bearer, for as long as it runs"),
     "langbot_plugin.cli.run": (_slots, "the SDK's own slots, with the configuration that each invocation gets"),
 }
 GATES: Final[Mapping[str, tuple[Callable[[], Iterator[tuple[str, Any]]], str]]] = {
@@ -208,7 +227,7 @@ def _look() -> None:
 
 
 def _answered(question: dict[str, Any]) -> dict[str, Any]:
-    import object_graph
+    object_graph: Any = importlib.import_module("object_graph")
 
     if question["what"] == "inventory":
         return {"found": inventory()}
@@ -277,7 +296,7 @@ class Watch:
         answer = await self._ask(pid, {"what": "inventory"})
         return dict(answer["found"])
 
-    async def settled(self, look: Callable[[], Any], bound: float) -> Any:
+    async def settled(self, look: Callable[[], Awaitable[Found]], bound: float) -> Found:
         """What ``look`` finds once that is nothing, or after ``bound`` seconds: what is on its way leaves, a leak stays."""
         end = time.monotonic() + bound
         while (found := await look()) and time.monotonic() < end:  # noqa: ASYNC110 - the worker is another process
