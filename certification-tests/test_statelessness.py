@@ -220,7 +220,6 @@ class Story:
     left_of_b: dict[str, list[str]] = field(default_factory=dict)
     seen_before: dict[str, list[str]] = field(default_factory=dict)
     """What of A was in the process just before its revocation."""
-    refused: Outcome | None = None
     answered: list[str] = field(default_factory=list)
 
 
