@@ -388,7 +388,7 @@ class _Run:
         for each in [each for each in installation.runs.values() if isinstance(each, _Run)]:
             if each.conversation == self.conversation and each._parking is not None:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(asyncio.get_running_loop().time() + end - time.monotonic()):
+                    async with traceless.within(end - time.monotonic()):
                         await each.ended()
 
     async def _resume(self, meant: Resumed, who: identity.Actor, asked: Asked) -> None:
