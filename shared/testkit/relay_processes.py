@@ -232,6 +232,12 @@ async def daemon_main(url: str, table: str, token: str = TOKEN, journal: str = "
     await daemon.run_forever()
 
 
+def _masked(frame: bytes) -> bytes:
+    """A client's text message of less than 64 KiB in its WebSocket framing, masked with zeros."""
+    size = b"\xfe" + len(frame).to_bytes(2, "big") if len(frame) > 125 else bytes([0x80 | len(frame)])
+    return b"\x81%b\0\0\0\0%b" % (size, frame)
+
+
 async def flood_main(url: str, count: int, daemon_id: str = "flood", token: str = TOKEN) -> None:
     """A daemon by hand whose only job sends ``count`` events, each in a WebSocket message of its own."""
     async with SocketDaemon(url, daemon_id, token) as daemon:
@@ -245,7 +251,12 @@ async def flood_main(url: str, count: int, daemon_id: str = "flood", token: str 
                 acked = message["seq"]
                 room.set()
 
-        hearing = asyncio.create_task(listen())
+        async def beat() -> None:
+            for number in itertools.count(1):
+                await asyncio.sleep(TIMES.heartbeat)
+                daemon.write(_masked(daemon.sealed(b'{"type":"daemon.ping","n":%d}' % number)))
+
+        hearing, beating = asyncio.create_task(listen()), asyncio.create_task(beat())
         most = limits.RELAY_WINDOW_BYTES // 4 // 160
         head = b'{"type":"run.event","job_id":"%b","seq":' % job_id.encode()
         for first in range(0, count, 500):
@@ -254,8 +265,7 @@ async def flood_main(url: str, count: int, daemon_id: str = "flood", token: str 
                 await room.wait()
             frames = bytearray()
             for number in range(first, min(first + 500, count)):
-                frame = daemon.sealed(b'%b%d,"records":[{"n":%d}]}' % (head, number + 1, number))
-                frames += b"\x81\xfe%b\0\0\0\0%b" % (len(frame).to_bytes(2, "big"), frame)
+                frames += _masked(daemon.sealed(b'%b%d,"records":[{"n":%d}]}' % (head, number + 1, number)))
             daemon.write(bytes(frames))
             await asyncio.sleep(0)
         await daemon.say(
@@ -263,7 +273,7 @@ async def flood_main(url: str, count: int, daemon_id: str = "flood", token: str 
         )
         await hearing
         _say({"sent": count})
-        await asyncio.Event().wait()
+        await beating
 
 
 if __name__ == "__main__":
