@@ -37,7 +37,7 @@ async def elsewhere(scheme: str = "http") -> AsyncIterator[Elsewhere]:
     async def sent_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         seen.asked += 1
         await reader.readuntil(b"\r\n\r\n")
-        place = f"http://127.0.0.1:{seen.other}/other"
+        place = f"{scheme}://127.0.0.1:{seen.other}/other"
         writer.write(
             f"HTTP/1.1 307 Temporary Redirect\r\nLocation: {place}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
         )
