@@ -242,6 +242,15 @@ class TestOneMachine:
             assert (len(done.shown), done.reason) == (1, "error")
         assert [method for method in a.methods() if method in ("initialize", "session/new")] == began
 
+    @pytest.mark.asyncio(loop_scope="module")
+    async def test_an_agent_has_every_right_of_the_daemons_account(self, sites: tuple[Site, Site], tmp_path: Path) -> None:
+        """Known gap: the policy decides what is started and where; what that does outside of its workspace nobody stops."""
+        a, _ = sites
+        outside = tmp_path / "outside"
+        assert not outside.is_relative_to(a.home.workspace)
+        assert (await a.run(f"touch {outside}\nsay done")).shown[-1] == "done"
+        assert outside.exists()
+
 
 class TestRestarts:
     """A worker or a daemon ends, and comes back."""

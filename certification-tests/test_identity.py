@@ -325,6 +325,12 @@ class TestNoKeyLacksAPart:
         ]
         assert len({key, *others}) == len(others) + 1
 
+    def test_an_unscoped_session_is_not_found_under_a_scoped_name(self) -> None:
+        """Our rule: when a worker without a binding gets one, the chat begins anew; nobody inherits what had no owner."""
+        assert identity.session_key(Authority(None), CHAT, ACTOR, **PLACE) not in {
+            identity.session_key(Authority(each), CHAT, ACTOR, **PLACE) for each in (binding(), *OTHER_BINDINGS)
+        }
+
     @pytest.mark.parametrize("change", [{"runtime_revision": 2}, {"artifact_digest": "b" * 64}, {"placement_generation": 2}])
     def test_a_session_outlives_settings_upgrades_and_moves(self, change: dict[str, Any]) -> None:
         """Saving the plugin's form raises the revision; nobody's session is lost by that."""

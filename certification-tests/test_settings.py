@@ -287,6 +287,12 @@ class TestMcpServers:
         """Our rule, one row per way to be wrong; secrets belong into headers and environments only."""
         assert refused({"mcp-servers-json": value}).params["problem"] == f"problem.{problem}"
 
+    @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost", "10.0.0.1", "192.168.1.1", "169.254.169.254"])
+    def test_a_private_address_is_an_address(self, host: str) -> None:
+        """Known gap: only the form is checked; where a deployment's workers may go is for its own network to say."""
+        (server,) = parse(AcpSettings, {"mcp-servers-json": {"a": {"url": f"http://{host}:9/p"}}}).mcp_servers({})
+        assert server.url == f"http://{host}:9/p"
+
 
 class TestSecrets:
     """``${secret:NAME}`` and what is never shown."""

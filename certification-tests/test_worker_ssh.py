@@ -70,6 +70,19 @@ async def test_a_dedicated_worker_keeps_a_remote_session_between_messages(server
 
 
 @pytest.mark.asyncio
+async def test_a_remote_agent_has_every_right_of_its_account(server: Server, tmp_path: Path) -> None:
+    """Known gap: what an agent does outside of its workspace nobody stops; two installations with one account share it."""
+    installations = {"A": plugin(server), "B": plugin(server)}
+    for uid in installations:
+        (tmp_path / uid).mkdir()
+    async with sdk_worker(built(), tmp_path / "runtime", "pool", installations=installations) as worker:
+        of_b = tmp_path / "B" / "workspace" / "by-a"
+        assert (await worker.run("say here", uid="B", config=form(server, tmp_path / "B"))).shown[-1] == "here"
+        assert (await worker.run(f"touch {of_b}\nsay done", uid="A", config=form(server, tmp_path / "A"))).shown[-1] == "done"
+        assert of_b.exists()
+
+
+@pytest.mark.asyncio
 async def test_the_pool_runs_remote_agents_and_keeps_none_between_messages(server: Server, tmp_path: Path) -> None:
     """Our rule: in the shared worker nothing acts for an installation outside its runs."""
     async with sdk_worker(built(), tmp_path / "runtime", "pool", installations={"A": plugin(server)}) as worker:
