@@ -35,10 +35,9 @@ from typing import Any, Final, TypeVar, cast, overload
 
 from langbot_plugin.api.definition.components.runner.runner import Runner
 from langbot_plugin.api.entities.builtin.runner.context import RunnerContext
-from langbot_plugin.api.entities.builtin.runner.interaction import InteractionSubmission
 from langbot_plugin.api.entities.builtin.runner.result import RunnerResult
 
-from pkg import asking, attachments, controls, identity, installations, limits, overflow, steering, texts, traceless
+from pkg import arrival, asking, attachments, controls, identity, installations, limits, overflow, steering, texts
 from pkg.agent_api import (
     AgentError,
     AgentEvent,
@@ -49,7 +48,7 @@ from pkg.agent_api import (
     SessionStarted,
     TurnEnded,
 )
-from pkg.answering import Further, Late, Resumed, Told, late, meaning
+from pkg.answering import Further, Late, Resumed, Told
 from pkg.approval_policy import Decision
 from pkg.errors import AgentDied, CodingError, DaemonFenced, ProcessCleanupUnconfirmed, Refused, referenced
 from pkg.held_session import Held, ended
@@ -176,6 +175,16 @@ class _Run:
         """Wait until nothing of the run is left."""
         await self._over.wait()
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing of the run is left."""
+        return self._over.is_set()
+
+    @property
+    def parks(self) -> bool:
+        """Whether it is about to end with its turn parked."""
+        return self._parking is not None
+
     def stop(self) -> None:
         """Stop what is running and what waits, as ``/stop`` does."""
         if self._messages is not None:
@@ -299,14 +308,14 @@ class _Run:
         self._detached = overflow.sender(self.runner, self.ctx, authority, installation)
         pressed = self.ctx.input.interaction if self.ctx.event.event_type == INTERACTION else None
         if pressed is None and controls.parse(self.text) is controls.Control.STOP:
-            await self._stop_others(authority, settings, installation, actor)
+            await self.tell(await arrival.stopped(self.ctx, self.conversation, authority, settings, installation, actor))
             return
         if pressed is not None and self._detached is not None and reply_lost(self.ctx):
             # A button is there whether the bot streams or not, and what is streamed to one that does not is lost then.
             self._streams = await overflow.streams(self.runner, self.ctx, installation)
         plugin = parse(self.product.plugin_settings, self.runner.get_plugin_config())
         asked = Asked(authority, actor, installation, settings, plugin)
-        meant = await self._meaning(asked, pressed)
+        meant = await arrival.understood(self.ctx, self.text, self.conversation, asked, pressed)
         if isinstance(meant, Resumed):
             if not installation.parked.take(meant.turn):
                 await self.tell("approval.over")
@@ -357,40 +366,6 @@ class _Run:
             self._messages.put(await self._prompt(settings))
         await self._converse(asked, self._messages)
 
-    async def _meaning(self, asked: Asked, pressed: InteractionSubmission | None) -> Resumed | Further | Told | Late | None:
-        """What this press or message says about a request that is open in its chat."""
-        parked, key = asked.installation.parked, asking.open_key(self.conversation, asked)
-        await self._parked_by_now(asked.installation, key, pressed)
-        meant = meaning(parked, self.conversation, asked.actor, key, pressed, self.text, asked.settings.approvers)
-        if meant is not None:
-            return meant
-        if pressed is not None and parked.of(key) is not None:
-            return Told("approval.over")
-        who = identity.lasting_name(asked.authority, asked.actor)
-        said = await late(asking.record_store(self.ctx, self.conversation, asked), who, pressed, self.text)
-        if isinstance(said, Late) and not parked.settle(said.record.interaction_id):
-            return Told("approval.over")
-        return said
-
-    async def _parked_by_now(self, installation: Installation, key: str, pressed: InteractionSubmission | None) -> None:
-        """Let the run that shows the request end first: whoever answers at once is as early as the turn is parked."""
-        shown = "" if pressed is None else pressed.interaction_id
-        end = time.monotonic() + limits.CLOSE_WAIT
-        for each in [each for each in installation.runs.values() if isinstance(each, _Run) and each is not self]:
-            while each.shows(key, shown) and not each._over.is_set() and time.monotonic() < end:
-                with contextlib.suppress(TimeoutError):
-                    async with traceless.within(limits.LOOP_TICK):
-                        await each.ended()
-
-    async def _all_parked_by_now(self, installation: Installation) -> None:
-        """Let every run of this chat that is about to park its turn end first."""
-        end = time.monotonic() + limits.CLOSE_WAIT
-        for each in [each for each in installation.runs.values() if isinstance(each, _Run)]:
-            if each.conversation == self.conversation and each._parking is not None:
-                with contextlib.suppress(TimeoutError):
-                    async with traceless.within(end - time.monotonic()):
-                        await each.ended()
-
     async def _resume(self, meant: Resumed, who: identity.Actor, asked: Asked) -> None:
         """Go on with a parked turn, then with what waited for its own turn meanwhile."""
         turn, messages = meant.turn, self._messages
@@ -424,27 +399,6 @@ class _Run:
         clock = RunClock(time.monotonic(), timeout=settings.timeout, deadline_in=remaining, idle=settings.idle_timeout)
         clock.pause(STARTING)
         return clock
-
-    async def _stop_others(
-        self, authority: identity.Authority, settings: RunnerSettings, installation: Installation, actor: identity.Actor
-    ) -> None:
-        """``/stop`` that came as a run of its own: for what runs or waits in this chat and its sender may stop."""
-        await self._all_parked_by_now(installation)
-        parked = installation.parked.in_chat(self.conversation)
-        stopped = [turn for turn in parked if turn.may_answer(actor, settings.approvers) and installation.parked.stop(turn)]
-        for turn in stopped:
-            await asking.forget(self.ctx, authority, settings, turn)
-        here = [
-            each for each in installation.runs.values() if isinstance(each, _Run) and each.conversation == self.conversation
-        ]
-        mine = [each for each in here if each.judge is not None and each.judge.may(self.ctx.actor)]
-        for each in mine:
-            each.stop()
-        if stopped and not mine:
-            await self.tell("turn.cancelled")
-            return
-        others = here or parked
-        await self.tell("control.stopping" if mine else "control.not_yours" if others else "control.nothing_running")
 
     async def _prompt(self, settings: RunnerSettings) -> Prompt:
         collected = attachments.collect(self.ctx.input)
