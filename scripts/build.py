@@ -2,7 +2,8 @@
 """Build the plugin packages with the SDK's own builder, from a clean export: only files git tracks, and the shared core.
 
 ``python3 scripts/build.py`` builds all three into ``dist/``; name packages to build only those, ``--output DIR`` to build
-elsewhere. The path of each package is printed on stdout.
+elsewhere. The path of each package is printed on stdout. ``--reproducible`` leaves out times and order, which the builder puts in:
+the same sources then make the same bytes.
 """
 
 import sys
@@ -21,13 +22,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Build the plugin packages with the SDK's own builder.")
     parser.add_argument("package", nargs="*", help=f"what to build, of {', '.join(packages.NAMES)}; all by default")
     parser.add_argument("--output", type=Path, default=ROOT / "dist", help="where the packages go (default: dist)")
+    parser.add_argument(
+        "--reproducible", action="store_true", help="the same bytes from the same sources: fixed times and order"
+    )
     options = parser.parse_args()
     if unknown := [name for name in options.package if name not in packages.NAMES]:
         parser.error(f"no such package: {', '.join(unknown)}")
     try:
         venv.enter(__file__)
         for name in options.package or packages.NAMES:
-            print(packages.build(name, options.output.resolve()))
+            print(packages.build(name, options.output.resolve(), reproducible=options.reproducible))
     except SetupError as exc:
         steps.say(str(exc))
         return 2

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 from tooling import ROOT, SetupError, steps
@@ -19,6 +20,11 @@ from tooling import ROOT, SetupError, steps
 SOURCE = "ACPAgentRunner"
 NAMES = (SOURCE, "ClaudeCodeAgent", "CodexAgent")
 SHARED = ("pkg", "daemon.py")
+
+FIRST_TIME = (1980, 1, 1, 0, 0, 0)
+"""The earliest time that a ZIP archive can hold."""
+UNIX = 3
+MEMBER_MODE = 0o100644
 
 _BUILD = """
 import sys
@@ -56,10 +62,11 @@ def export(name: str, target: Path) -> frozenset[str]:
     return frozenset(written)
 
 
-def build(name: str, output: Path) -> Path:
+def build(name: str, output: Path, *, reproducible: bool = False) -> Path:
     """Build the package ``name`` into the directory ``output`` and return the file. Raises :class:`tooling.SetupError`.
 
-    Must run under the development interpreter.
+    Must run under the development interpreter. The SDK's builder writes the time and the order in which it finds files into a
+    package; ``reproducible`` leaves the same members without either, so that the same sources make the same bytes.
     """
     if left_out := forgotten(name):
         steps.say(f"{name}: not in the package because git does not know them: {', '.join(left_out)}")
@@ -72,8 +79,21 @@ def build(name: str, output: Path) -> Path:
         if len(packages) != 1:
             raise SetupError(f"{name}: the builder made no package")
         target = output / packages[0].name
-        shutil.move(packages[0], target)
+        if reproducible:
+            normalise(packages[0], target)
+        else:
+            shutil.move(packages[0], target)
         return target
+
+
+def normalise(package: Path, target: Path) -> None:
+    """Write the members of a package in the order of their names, with one time, one mode and no compression."""
+    with zipfile.ZipFile(package) as made, zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as fixed:
+        for name in sorted(each.filename for each in made.infolist() if not each.is_dir()):
+            member = zipfile.ZipInfo(name, FIRST_TIME)
+            member.create_system = UNIX
+            member.external_attr = MEMBER_MODE << 16
+            fixed.writestr(member, made.read(name))
 
 
 def _is_shared(path: str) -> bool:

@@ -56,13 +56,14 @@ from langbot_plugin.runtime.security import (
 from packaging.requirements import Requirement
 
 import pkg
-from testkit import hostile_trees, package_roots
+from testkit import hostile_trees, package_roots, worker_socket
 from testkit.host_actions import HostActions, run_context
 from testkit.langbot_host import build_package
 from testkit.run_harness import Outcome
 from tooling import ROOT, SetupError, packages
 
 Shape = Literal["dedicated", "pool"]
+Transport = Literal["stdio", "websocket"]
 AUTHOR = "langbot-team"
 READY_WITHIN = 60.0
 """Seconds for a worker to register and initialise; the SDK itself gives 30 s and 120 s."""
@@ -177,6 +178,7 @@ class SdkWorker:
         real_dependencies: bool,
         name: str,
         environment: Mapping[str, str] | None = None,
+        transport: Transport = "stdio",
     ) -> None:
         """Made by :func:`sdk_worker`."""
         self.name = name
@@ -200,6 +202,8 @@ class SdkWorker:
             self._manager.worker_launcher.environment = dict(environment or {})
         elif environment:
             raise ValueError("the SDK's own launcher takes no environment")
+        if transport == "websocket":
+            worker_socket.over_websocket(self._manager.worker_launcher)
         policy = PluginWorkerPolicy(max_cpus=1, max_memory_mb=1024, max_pids=256, max_open_files=1024, max_file_size_mb=64)
         self._manager.configure_worker_runtime(policy, profile)
         context.bind_runtime(RuntimeIdentity(instance_uuid="inst", runtime_id="rt"), policy, profile)
@@ -314,9 +318,12 @@ async def sdk_worker(
     real_dependencies: bool = False,
     name: str = "ACPAgentRunner",
     environment: Mapping[str, str] | None = None,
+    transport: Transport = "stdio",
 ) -> AsyncIterator[SdkWorker]:
     """A worker with ``installations`` (id to plugin configuration) of ``package``; everything is gone afterwards."""
-    worker = SdkWorker(package, base, shape, real_dependencies=real_dependencies, name=name, environment=environment)
+    worker = SdkWorker(
+        package, base, shape, real_dependencies=real_dependencies, name=name, environment=environment, transport=transport
+    )
     try:
         for uid, config in (installations or {"A": {}}).items():
             await worker.install(uid, config)
