@@ -1,10 +1,10 @@
-#!/usr/bin/env python3
-"""The SDK's real RPC with one extracted package: ``coding_artifact_rpc_probe.py DIRECTORY`` prints what came as one JSON object.
+#!/usr/bin/env python3 """The SDK's real RPC with one extracted package: ``coding_artifact_rpc_probe.py DIRECTORY`` prints
+what came as one JSON object.
 
-Over stdio and over WebSocket, in a dedicated worker and in the pool, and under ``lbp run`` as developers start it, the runner is
-registered, asked, and answers. The agent is the scripted one (a local protocol fixture), beside a dedicated worker and behind a
-daemon of the package's own for the pool. Exits with 1 and the reason on stderr when anything is not as it should be. No path and no
-secret is printed.
+Over stdio and over WebSocket, in a dedicated worker and in the pool, and under ``lbp run`` as developers start it, the runner
+is registered, asked, and answers. The agent is the scripted one (a local protocol fixture), beside a dedicated worker and
+behind a daemon of the package's own for the pool. Exits with 1 and the reason on stderr when anything is not as it should be.
+No path and no secret is printed.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 """Build the plugin packages with the SDK's own builder, from a clean export: only files git tracks, and the shared core.
 
 ``python3 scripts/build.py`` builds all three into ``dist/``; name packages to build only those, ``--output DIR`` to build
-elsewhere. The path of each package is printed on stdout. ``--reproducible`` leaves out times and order, which the builder puts in:
-the same sources then make the same bytes.
+elsewhere. The path of each package is printed on stdout. ``--reproducible`` leaves out times and order, which the builder
+puts in: the same sources then make the same bytes.
 """
 
 import sys

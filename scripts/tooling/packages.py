@@ -70,14 +70,20 @@ def build(name: str, output: Path, *, reproducible: bool = False) -> Path:
     """
     if left_out := forgotten(name):
         steps.say(f"{name}: not in the package because git does not know them: {', '.join(left_out)}")
-    output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="package-") as base:
-        staging, built = Path(base, name), Path(base, "built")
+        staging = Path(base, name)
         export(name, staging)
+        return built_from(staging, output, reproducible=reproducible)
+
+
+def built_from(staging: Path, output: Path, *, reproducible: bool = False) -> Path:
+    """Build the package whose files are in ``staging``, as :func:`build` does."""
+    output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="built-") as built:
         steps.run([sys.executable, "-c", _BUILD, built], cwd=staging)
-        packages = list(built.glob("*.lbpkg"))
+        packages = list(Path(built).glob("*.lbpkg"))
         if len(packages) != 1:
-            raise SetupError(f"{name}: the builder made no package")
+            raise SetupError(f"{staging.name}: the builder made no package")
         target = output / packages[0].name
         if reproducible:
             normalise(packages[0], target)

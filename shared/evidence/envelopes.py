@@ -1,7 +1,7 @@
 """Archives are unsigned; copies of them, signed with a key that is thrown away, are told apart in every status.
 
-The SDK fixes no signature algorithm. The throwaway key is an HMAC's, made for one call and never written; the signed copies are in
-memory only. So no signed byte and no key can stay.
+The SDK fixes no signature algorithm. The throwaway key is an HMAC's, made for one call and never written; the signed copies
+are in memory only. So no signed byte and no key can stay.
 """
 
 from __future__ import annotations

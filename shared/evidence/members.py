@@ -19,15 +19,15 @@ MANIFEST = "manifest.yaml"
 
 def exported(root: Path, commit: str, package: str) -> dict[str, bytes]:
     """The files of a package's directory in a commit, by their path in it."""
-    archive = tarfile.open(fileobj=io.BytesIO(git(root, "archive", "--format=tar", commit, "--", package)))
     found: dict[str, bytes] = {}
-    for member in archive:
-        if member.isfile():
-            content = archive.extractfile(member)
-            assert content is not None
-            found[member.name.removeprefix(f"{package}/")] = content.read()
-        elif not member.isdir():
-            raise Failed(f"{member.name} is neither a file nor a directory")
+    with tarfile.open(fileobj=io.BytesIO(git(root, "archive", "--format=tar", commit, "--", package))) as archive:
+        for member in archive:
+            if member.isfile():
+                content = archive.extractfile(member)
+                assert content is not None
+                found[member.name.removeprefix(f"{package}/")] = content.read()
+            elif not member.isdir():
+                raise Failed(f"{member.name} is neither a file nor a directory")
     return found
 
 
@@ -78,3 +78,8 @@ def _said(text: bytes) -> Any:
     if isinstance(manifest, dict) and isinstance(manifest.get("spec"), dict) and not manifest["spec"].get("pages"):
         manifest["spec"].pop("pages", None)
     return manifest
+
+
+def manifest(files: dict[str, bytes]) -> Any:
+    """A package's manifest as it stands in the commit."""
+    return yaml.safe_load(files[MANIFEST])

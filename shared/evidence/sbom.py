@@ -1,7 +1,7 @@
 """A bill of materials of a prepared environment, as CycloneDX 1.5 JSON.
 
-Source of the shape: the CycloneDX 1.5 JSON schema; the optional serial number and time are left out, so that the same environment
-has the same bytes.
+Source of the shape: the CycloneDX 1.5 JSON schema; the optional serial number and time are left out, so that the same
+environment has the same bytes.
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ def private_texts(root: Path) -> dict[str, str]:
 def scan(directory: Path, private: dict[str, str], own: Path) -> None:
     """Look through every file; raises :class:`evidence.Failed` with the first find.
 
-    Files below ``own`` (extracted sources and packages) are the commit's own bytes: looked through for keys and signatures only.
+    Files below ``own`` (extracted sources and packages) are the commit's own bytes: looked through for keys and signatures
+    only.
     """
     for file in sorted(directory.rglob("*")):
         if not file.is_file():

@@ -1,7 +1,7 @@
 """A package installs: through the SDK's own artifact store, with its real dependencies, and reads back as it was.
 
-The SDK (0.7.18) trusts a marker when it reads its stores again and hashes nothing, so the hashes here are our own; a changed byte in
-a store is found by them and not by the SDK.
+The SDK (0.7.18) trusts a marker when it reads its stores again and hashes nothing, so the hashes here are our own; a changed
+byte in a store is found by them and not by the SDK.
 """
 
 from __future__ import annotations

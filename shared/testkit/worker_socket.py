@@ -1,7 +1,8 @@
-"""Workers that speak with their runtime over a WebSocket on loopback: managed ones, and one under ``lbp run`` as developers start it.
+"""Workers that speak with their runtime over a WebSocket on loopback: managed ones, and one under ``lbp run`` as developers
+start it.
 
-A stock runtime on Linux speaks with managed workers over stdio; over a WebSocket it speaks with them on Windows, and with debugged
-plugins everywhere. Connection, handlers and worker are the SDK's own in all of them.
+A stock runtime on Linux speaks with managed workers over stdio; over a WebSocket it speaks with them on Windows, and with
+debugged plugins everywhere. Connection, handlers and worker are the SDK's own in all of them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,58 @@
+#!/usr/bin/env python3
+"""Build, check and freeze a release candidate of all packages, so that a reviewer can sign the exact bytes.
+
+``--evidence DIR`` (absolute, not there yet, outside of the repository) needs a clean tree. ``--check DIR`` looks at evidence again,
+offline. Exit codes: 0 it holds and is complete; 1 something does not hold, the reason is on stderr; 2 nothing was begun; 3 it holds
+and is incomplete, so that it can never pass for a release.
+"""
+
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036 - said readably where an older Python would stop at a syntax error
+    sys.exit(f"This needs Python 3.11 or newer, {sys.executable} is {sys.version.split()[0]}. Try: python3.12 {sys.argv[0]}")
+
+import argparse
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "shared")]
+
+from tooling import SetupError, steps, venv  # noqa: E402
+
+
+def main() -> int:
+    """Do what the command line asks for."""
+    parser = argparse.ArgumentParser(description="Build, check and freeze a release candidate.")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--evidence", metavar="DIR", help="make the evidence of the commit the tree is at")
+    what.add_argument("--check", metavar="DIR", help="look at evidence again, offline")
+    parser.add_argument(
+        "--suites", choices=("all", "none"), default="all", help="none: the rest only, which is never complete (exit code 3)"
+    )
+    options = parser.parse_args()
+    try:
+        venv.enter(__file__)
+    except SetupError as exc:
+        steps.say(str(exc))
+        return 2
+    from evidence import Failed, Refused, candidate, recheck
+
+    try:
+        if options.check:
+            found = recheck.check(Path(options.check).resolve())
+            print(json.dumps(found, indent=1))
+            return 0 if found["complete"] else 3
+        directory, complete = candidate.make(options.evidence, which=options.suites)
+    except Refused as exc:
+        steps.say(str(exc))
+        return 2
+    except (Failed, SetupError) as exc:
+        steps.say(str(exc))
+        return 1
+    print(directory)
+    return 0 if complete else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())
