@@ -1,5 +1,5 @@
-#!/usr/bin/env python3 """The SDK's real RPC with one extracted package: ``coding_artifact_rpc_probe.py DIRECTORY`` prints
-what came as one JSON object.
+#!/usr/bin/env python3
+"""The SDK's real RPC with one extracted package, whose directory is the argument; what came is printed as one JSON object.
 
 Over stdio and over WebSocket, in a dedicated worker and in the pool, and under ``lbp run`` as developers start it, the runner
 is registered, asked, and answers. The agent is the scripted one (a local protocol fixture), beside a dedicated worker and

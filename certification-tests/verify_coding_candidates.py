@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Build, check and freeze a release candidate of all packages, so that a reviewer can sign the exact bytes.
 
-``--evidence DIR`` (absolute, not there yet, outside of the repository) needs a clean tree. ``--check DIR`` looks at evidence again,
-offline. Exit codes: 0 it holds and is complete; 1 something does not hold, the reason is on stderr; 2 nothing was begun; 3 it holds
-and is incomplete, so that it can never pass for a release.
+``--evidence DIR`` (absolute, not there yet, outside of the repository) needs a clean tree. ``--check DIR`` looks at evidence
+again, offline. Exit codes: 0 it holds and is complete; 1 something does not hold, the reason is on stderr; 2 nothing was begun;
+3 it holds and is incomplete, so that it can never pass for a release.
 """
 
 import sys

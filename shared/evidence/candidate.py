@@ -8,7 +8,6 @@ import hashlib
 import json
 import platform
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -217,5 +216,5 @@ def make(given: str, *, which: str) -> tuple[Path, bool]:
             # What the SDK has sealed can be removed again.
             if entry.is_dir() and not entry.is_symlink():
                 entry.chmod(0o755)
-    print(f"{hashes.NAME} sha256 {digest}", file=sys.stderr)
+    steps.say(f"{hashes.NAME}: sha256 {digest}")
     return directory, bool(candidate.inventory["complete"])
