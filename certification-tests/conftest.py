@@ -8,8 +8,8 @@ process of their package (:mod:`testkit.package_roots`).
 real LangBot host. Where something cannot be had, its tests are skipped with the reason; with ``SUITE_REQUIRE_ALL`` (set by
 ``.ci/run``) that is a failure instead, as is every other skip.
 
-Jailed tests alone may be skipped there as well, because not every machine can jail; the last lines say how many ran, or why none
-did. With ``REQUIRE_NSJAIL`` they must run: a run that selects any and of which fewer than :data:`JAILED_TESTS` ran has failed.
+Jailed tests alone may be skipped there as well, because not every machine can jail; the last lines say how many ran, or why
+none did. With ``REQUIRE_NSJAIL`` they must run: a run that selects any of them and runs fewer than :data:`JAILED_TESTS` fails.
 """
 
 from __future__ import annotations

@@ -275,7 +275,7 @@ class SdkWorker:
         return pid
 
     def own(self, uid: str = "A") -> PluginInstallationPaths:
-        """Where this machine has the installation's own directories, which its jail shows as ``/home``, ``/tmp`` and ``/data``."""
+        """Where this machine has what the installation's jail shows as ``/home``, ``/tmp`` and ``/data``."""
         return self._manager.installation_runtimes[self._bindings[uid]].paths
 
     def _pid(self, uid: str) -> int:
