@@ -15,6 +15,7 @@ import shlex
 import shutil
 import signal
 import socket
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from testkit import daemon_rig, jails
 from testkit.daemon_sites import command_lines, environments, files_below, holds, until_shown
 from testkit.jails import CAPABILITY, Jail
 from testkit.sdk_worker import POLICY, SdkWorker, Shape, built, gone, sdk_worker
-from tooling import jail
+from tooling import host, jail, venv
 
 pytestmark = [pytest.mark.nsjail, pytest.mark.shared_runtime, pytest.mark.timeout(180)]
 
@@ -214,6 +215,18 @@ class TestWhatAJailHas:
             with accepted:
                 accepted.sendall(b"from outside")
             assert await calling == "from outside"
+
+    def test_its_environment_is_made_from_the_systems_python_and_lies_where_a_jail_shows_it(self) -> None:
+        """SDK fact: a jail shows the prefix of its Python and the system's directories, and nothing else."""
+        python = venv.interpreter(jail.directory())
+        code = "import sys; print(sys.base_prefix, sys.prefix)"
+        done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        base, prefix = map(Path, done.stdout.split())
+        assert base == Path("/usr")
+        assert prefix == jail.directory()
+        assert not jail.hidden(prefix)
+        assert os.access(jail.nsjail(), os.X_OK)
+        assert jail.directory().parent in (host.cache().resolve(), jail.LASTING / f"langbot-coding-runners-{os.geteuid()}")
 
 
 class TestWhoSeesWhat:

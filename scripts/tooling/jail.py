@@ -34,6 +34,7 @@ SYSTEM: Final = tuple(map(Path, ("/usr", "/bin", "/lib", "/lib64", "/sbin")))
 """What every jail shows of the machine, read-only."""
 HIDDEN: Final = tuple(map(Path, ("/home", "/tmp", "/data", "/proc", "/dev")))
 """What every jail has of its own."""
+LASTING: Final = Path("/var/tmp")
 SYSTEM_PYTHON: Final = Path("/usr/bin/python3")
 NAMESPACES: Final = ("--user", "--map-root-user", "--mount", "--pid", "--ipc", "--uts", "--fork", "--mount-proc")
 """What nsjail asks the kernel for, in the words of unshare."""
@@ -137,7 +138,7 @@ def _system_python() -> tuple[Path | None, str]:
 
 def _shelf() -> Path:
     """A directory of this account alone that no jail hides. Raises :class:`tooling.SetupError`."""
-    for shelf in (host.cache(), Path("/var/tmp") / f"langbot-coding-runners-{os.geteuid()}"):
+    for shelf in (host.cache(), LASTING / f"langbot-coding-runners-{os.geteuid()}"):
         real = shelf.resolve()
         if hidden(real):
             continue

@@ -189,7 +189,7 @@ def record(shape: str, seen: Jail, runtime: Path) -> dict[str, Any]:
     :data:`TOPOLOGY_FILE` set it is also put there, below ``shapes`` and the shape's name, beside what is there already.
     """
     names = {str(jail.directory()): "<python>", str(runtime): "<runtime>", seen.environment[CAPABILITY]: "<capability>"}
-    found = {
+    found: dict[str, Any] = {
         "argv": [_renamed(word, names) for word in seen.argv],
         "mounts": [
             {"point": _renamed(each.point, names), "access": "rw" if each.writable else "ro", "kind": each.kind}
@@ -216,6 +216,8 @@ def _renamed(text: str, names: Mapping[str, str]) -> str:
 def _keep(target: Path, shape: str, found: dict[str, Any]) -> None:
     if not target.is_absolute():
         raise ValueError(f"{TOPOLOGY_FILE} must be an absolute path")
-    kept = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {"schema": SCHEMA, "shapes": {}}
+    kept: dict[str, Any] = {"schema": SCHEMA, "shapes": {}}
+    if target.exists():
+        kept = json.loads(target.read_text(encoding="utf-8"))
     kept["shapes"][shape] = found
     steps.write_atomically(target, json.dumps(kept, indent=2, sort_keys=True) + "\n")
