@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import itertools
 import json
 import os
 import secrets
@@ -62,16 +63,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @contextlib.asynccontextmanager
-async def sites_of(shape: Shape, directory: Path, server: Server) -> AsyncIterator[dict[str, Site]]:
-    """Two installations, each with a machine whose daemon is at work: a hub each in two jails, one listener in the pool."""
+async def sites_of(shape: Shape, directory: Path, server: Server, uids: str = "AB") -> AsyncIterator[dict[str, Site]]:
+    """Installations, each with a machine whose daemon is at work: a hub each in jails, one listener in the pool."""
     shared = free_port()
-    ports = {uid: shared if shape == "jailed_pool" else free_port() for uid in "AB"}
-    tokens = {uid: f"token-of-{uid}-{secrets.token_urlsafe(24)}" for uid in "AB"}
+    ports = {uid: shared if shape == "jailed_pool" else free_port() for uid in uids}
+    tokens = {uid: f"token-of-{uid}-{secrets.token_urlsafe(24)}" for uid in uids}
     key = server.identity_file.read_text()
-    plugin = {uid: plugin_form(ports[uid], tokens[uid], ssh_private_key_secret=key) for uid in "AB"}
+    plugin = {uid: plugin_form(ports[uid], tokens[uid], ssh_private_key_secret=key) for uid in uids}
     async with contextlib.AsyncExitStack() as stack:
         worker = await stack.enter_async_context(sdk_worker(built(), directory / "runtime", shape, installations=plugin))
-        sites = {uid: Site(worker, directory / uid, ports[uid], tokens[uid], uid=uid) for uid in "AB"}
+        sites = {uid: Site(worker, directory / uid, ports[uid], tokens[uid], uid=uid) for uid in uids}
         for each in sites.values():
             stack.push_async_callback(each.stop_daemon)
         await asyncio.gather(*(each.join() for each in sites.values()))
@@ -212,8 +213,8 @@ class TestDaemon:
         self, server: Server, tmp_path: Path, shape: Shape
     ) -> None:
         """Our rule: the next worker knows of the unproven job, from ``/data`` or from the daemon's own table, and resumes."""
-        async with sites_of(shape, tmp_path, server) as both:
-            a = both["A"]
+        async with sites_of(shape, tmp_path, server, "A") as sites:
+            a = sites["A"]
             stream = a.stream("child\nhang")
             tree = told_processes(await until_shown(stream, "agent="))
             fences = a.worker.own("A").data_path / FENCES
@@ -230,8 +231,7 @@ class TestDaemon:
                 assert not [file for file, data in kept.items() if holds(data, a.token)]
             else:
                 assert not fences.exists()
-            for each in both.values() if shape == "jailed_pool" else (a,):
-                await each.worker.ready(each.uid, other_than=seen.nsjail)
+            await a.worker.ready(other_than=seen.nsjail)
             assert (await a.run("say back", run_id="r2", form=OVER)).shown[-1] == "back"
             assert hostile_trees.living(tree) == []
             assert a.methods().count("session/new") == 1
@@ -299,15 +299,34 @@ class TestSsh:
 
     @pytest.mark.asyncio(loop_scope="module")
     @pytest.mark.parametrize("shape", SHAPES)
-    async def test_a_key_that_is_not_admitted_is_said_to_be_so(
+    async def test_a_server_with_another_key_is_refused_by_name(
         self, sites: dict[Shape, dict[str, Site]], shape: Shape, server: Server, tmp_path: Path
     ) -> None:
-        """Our rule: the reason reaches the chat, and nothing of the connection is left."""
+        """Our rule: the host keys of the settings alone count, and the reason reaches the chat."""
         a = sites[shape]["A"]
         config = self.form(server, tmp_path, ssh_known_hosts=server.wrong_known_hosts)
         done = await a.worker.run("say hi", run_id="ssh-wrong", config=config)
         assert done.reason == "error"
-        assert "ssh" in done.log
+        assert "coding.ssh_host_key" in done.log
+
+    @pytest.mark.asyncio(loop_scope="module")
+    @pytest.mark.parametrize("shape", SHAPES)
+    async def test_what_is_re_parented_to_the_worker_is_reaped(
+        self, sites: dict[Shape, dict[str, Site]], shape: Shape, server: Server, tmp_path: Path
+    ) -> None:
+        """Our rule: PID 1 of a jail leaves no zombie behind: what has ended below it for a while goes at a later start."""
+        a = sites[shape]["A"]
+        seen = jail_of(a)
+        before = set(seen.zombies)
+        await seen.look(ORPHAN)
+        await poll(lambda: len(set(seen.zombies) - before) == 1)
+        (orphan,) = set(seen.zombies) - before
+        for number in itertools.count():
+            done = await a.worker.run("say hi", run_id=f"reaps-{number}", config=self.form(server, tmp_path))
+            assert done.shown == ["hi"]
+            if orphan not in seen.zombies:
+                break
+            assert number < 20
 
 
 # ------------------------------------------------------------------ the other packages
@@ -373,6 +392,24 @@ async def test_a_sibling_in_the_jailed_pool_works_on_a_users_machine(package: st
             assert set(seen.processes) == {seen.nsjail, seen.worker}
 
 
+ORPHAN = """
+import os
+ended, ending = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    middle = os.getpid()
+    if os.fork() == 0:
+        os.close(ended)
+        for number in range(3):
+            os.close(number)
+        while os.getppid() == middle:
+            pass
+    os._exit(0)
+os.wait()
+os.close(ending)
+os.read(ended, 1)
+print("null")
+"""
 FILES = """
 import json, os, sys
 found = []

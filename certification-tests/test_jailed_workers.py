@@ -356,6 +356,10 @@ class TestAnAgentInAJail:
         answered = await worker.run("1", run_id="answer", config=config, conversation="group_ask")
         assert (workspace / "allowed").is_file(), answered.text + answered.log
         assert await gone(agents, 20.0)
+        decided = {uid: worker.own(uid).data_path / ".langbot-coding-agents" / "decisions.jsonl" for uid in "AB"}
+        assert "touch allowed" in decided["A"].read_text()
+        assert decided["A"].stat().st_mode & 0o777 == 0o600
+        assert not decided["B"].exists()
 
 
 class TestItsEnd:
