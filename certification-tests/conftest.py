@@ -7,10 +7,14 @@ process of their package (:mod:`testkit.package_roots`).
 ``SUITE_PREPARE`` (set by ``scripts/test.py``) lets the suite install what the selected tests need: the real agents and the
 real LangBot host. Where something cannot be had, its tests are skipped with the reason; with ``SUITE_REQUIRE_ALL`` (set by
 ``.ci/run``) that is a failure instead, as is every other skip.
+
+Jailed tests alone may be skipped there as well, because not every machine can jail; the last lines say how many ran, or why
+none did. With ``REQUIRE_NSJAIL`` they must run: a run that selects any of them and runs fewer than :data:`JAILED_TESTS` fails.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import sys
@@ -21,13 +25,14 @@ from pathlib import Path
 import pytest
 
 from testkit import package_roots
-from tooling import ROOT, SetupError, agents, daemon, host, venv
+from tooling import ROOT, SetupError, agents, daemon, host, jail, venv
 
 MARKERS = {
     "real_agents": "drives the real ACP agents from the npm registry (about 1 GB, needs Node.js)",
     "real_claude": "drives the real Claude Code from the npm registry (400 MB)",
     "real_codex": "drives the real Codex from the npm registry (420 MB)",
     "real_host": "drives the real LangBot host (1.6 GB, in an environment of its own)",
+    "nsjail": "drives workers of the SDK's shared profile in real nsjail, in an environment of their own (130 MB)",
     "daemon_venv": "runs the daemon program with nothing but its own packages, in an environment of its own",
     "sdk_worker": "drives the built package in a real worker of the SDK's own runtime",
     "shared_runtime": "drives one worker process that serves several installations, and looks at it from inside",
@@ -41,6 +46,10 @@ LEFTOVER_GRACE = 5.0
 
 SERVING = "serving"
 """The plugin's name where this process runs a sibling's tests: whoever asks for one has prepared what it needs."""
+
+JAILED = "nsjail"
+JAILED_TESTS = 56
+"""The least number of jailed tests that a run must have which requires them; raised with every test that is added."""
 
 HARMLESS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 """Helpers of Python's own that live as long as their parent."""
@@ -137,6 +146,16 @@ def _ssh(prepare: bool) -> str:
     return f"{', '.join(absent)} not found; on Debian: apt-get install openssh-server openssh-client" if absent else ""
 
 
+def _nsjail(prepare: bool) -> str:
+    if reason := jail.impossible():
+        return reason
+    if prepare:
+        jail.ensure()
+    elif not jail.is_ready():
+        return "the environment of jailed workers is not prepared; start the suite with: python3 scripts/test.py"
+    return ""
+
+
 NEEDS: dict[str, Callable[[bool], str]] = {
     "real_agents": _installed(agents.ACP),
     "real_claude": _installed(agents.CLAUDE_CODE),
@@ -144,6 +163,7 @@ NEEDS: dict[str, Callable[[bool], str]] = {
     "real_host": _real_host,
     "daemon_venv": _daemon_venv,
     "ssh": _ssh,
+    JAILED: _nsjail,
 }
 
 
@@ -176,21 +196,66 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         finally:
             if capture is not None:
                 capture.resume_global_capture()
-        if reason and os.environ.get("SUITE_REQUIRE_ALL"):
+        if marker == JAILED:
+            _jails.selected = len(wanting)
+            _jails.reason = reason
+        if reason and _required(marker):
             raise pytest.UsageError(f"{len(wanting)} tests marked {marker} cannot run: {reason}")
         for item in wanting if reason else ():
             item.add_marker(pytest.mark.skip(reason=f"{marker}: {reason}"))
 
 
+def _required(marker: str) -> bool:
+    """Whether tests with this marker must run: where everything must, but for jails, which not every machine can make."""
+    return bool(os.environ.get("REQUIRE_NSJAIL" if marker == JAILED else "SUITE_REQUIRE_ALL"))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Where everything must run, a skip is a failure with the skip's reason."""
+    """Where everything must run, a skip is a failure with the skip's reason; a jailed test's where jails are required."""
     report = yield
-    if report.skipped and os.environ.get("SUITE_REQUIRE_ALL") and not hasattr(report, "wasxfail"):
+    unjailed = JAILED in report.keywords and _jails.reason
+    if report.skipped and not unjailed and os.environ.get("SUITE_REQUIRE_ALL") and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         report.outcome = "failed"
         report.longrepr = f"{reason}\nNothing may be skipped here (SUITE_REQUIRE_ALL)."
     return report
+
+
+# ------------------------------------------------------------------ how many were really jailed
+
+
+@dataclasses.dataclass
+class _Jails:
+    """The jailed tests of this run."""
+
+    selected: int = 0
+    reason: str = ""
+    ran: int = 0
+
+    def told(self) -> str:
+        """What the last lines say of them; empty when none was selected."""
+        if not self.selected:
+            return ""
+        if self.reason:
+            return f"jailed tests: 0 of {self.selected} ran: {self.reason}"
+        return f"jailed tests: {self.ran} ran"
+
+    def missing(self) -> str:
+        """What is wrong with their number where they are required, else empty."""
+        if not self.selected or not _required(JAILED) or self.ran >= JAILED_TESTS:
+            return ""
+        return f"REQUIRE_NSJAIL: {self.ran} jailed tests ran, at least {JAILED_TESTS} must."
+
+
+_jails = _Jails()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A run without its jailed tests has failed where they are required."""
+    if _jails.missing() and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 # ------------------------------------------------------------------ where the time goes
@@ -199,17 +264,20 @@ _seconds: dict[str, float] = {}
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Add a test's time to the first of our markers it carries."""
+    """Add a test's time to the first of our markers it carries, and count what was jailed."""
+    _jails.ran += report.when == "call" and JAILED in report.keywords and not report.skipped
     name = next((marker for marker in MARKERS if marker in report.keywords), "core")
     _seconds[name] = _seconds.get(name, 0.0) + report.duration
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how the time was spent, by what the tests drive."""
+    """Say how the time was spent, by what the tests drive, and how many of them were jailed."""
     total = sum(_seconds.values())
     if total >= 60:
         spent = sorted(_seconds.items(), key=lambda item: -item[1])
         terminalreporter.write_line("minutes: " + ", ".join(f"{name} {seconds / 60:.1f}" for name, seconds in spent))
+    for line in filter(None, (_jails.told(), _jails.missing())):
+        terminalreporter.write_line(line)
 
 
 # ------------------------------------------------------------------ nothing is left behind

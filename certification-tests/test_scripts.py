@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from tooling import ROOT, SetupError, agents, host, lanes, packages, steps, venv
+from tooling import ROOT, SetupError, agents, host, jail, lanes, packages, steps, venv
 
-LOCKS = (venv.DEV_LOCK, host.LOCK)
+LOCKS = (venv.DEV_LOCK, host.LOCK, jail.LOCK)
 LOCK_LINE = re.compile(r"^[A-Za-z0-9._-]+(\[[a-z0-9,-]+\])?==[^ ;]+( ; .+)?$")
 
 

@@ -241,13 +241,14 @@ def test_every_setting_a_text_names_is_in_a_form(language: str) -> None:
 
 @pytest.mark.parametrize("language", texts.LANGUAGES)
 def test_where_no_agent_can_run_both_other_places_are_named_as_they_are(language: str) -> None:
-    """Our rule: the pool's refusal of a local agent names the two places that it has."""
+    """Our rule: the pool's refusal of a local agent names the two places that it has, both as ways that are open."""
     with pytest.raises(Refused) as caught:
         place_of(parse(RunnerSettings, {}), parse(PluginSettings, {}), {}, Authority(None, pooled=True), "agent")
     assert caught.value.code == "coding.local_in_pool"
     text = catalogue_of(language)[caught.value.code]
-    assert '"remote-ssh"' in text
-    assert '"daemon"' in text
+    advice = next(sentence for sentence in re.split("[.。]", text) if '"remote-ssh"' in sentence)
+    assert '"location"' in advice
+    assert '"daemon"' in advice
 
 
 POLICY_KEYS = {

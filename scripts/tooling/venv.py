@@ -4,8 +4,9 @@ An environment is ready when its stamp equals the fingerprint of its lock, its d
 changed lock, a moved working copy and a replaced Python are all noticed. An environment whose installation was interrupted is
 made anew. A lock names everything down to the last dependency, so nothing is resolved at installation.
 
-What is needed to make one, in the order tried: ``ensurepip`` of this Python; a ``pip`` that can install into another
-environment; ``virtualenv``. With none of them, :class:`tooling.SetupError` names the one command to run.
+They are made from this Python unless another is given. What is needed to make one, in the order tried: that Python's
+``ensurepip``; a ``pip`` that can install into another environment; ``virtualenv``. With none of them,
+:class:`tooling.SetupError` names the one command to run.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ PIP_OPTIONS = (
     "--no-warn-script-location",
 )
 OLDEST = (3, 11)
+THIS = Path(sys.executable)
 
 
 def interpreter(directory: Path) -> Path:
@@ -53,11 +55,11 @@ def enter(script: str) -> None:
         os.execv(python, [str(python), script, *sys.argv[1:]])
 
 
-def ensure(directory: Path, lock: Path, what: str, guard: Path) -> Path:
+def ensure(directory: Path, lock: Path, what: str, guard: Path, base: Path = THIS) -> Path:
     """The interpreter of the environment in ``directory`` with exactly what ``lock`` pins.
 
-    ``what`` names it for people, ``guard`` is the lock file that keeps two runs from making it at once. Raises
-    :class:`tooling.SetupError`.
+    ``what`` names it for people, ``guard`` is the lock file that keeps two runs from making it at once, ``base`` the Python it
+    is made from. Raises :class:`tooling.SetupError`.
     """
     if is_ready(directory, lock):
         return interpreter(directory)
@@ -65,7 +67,7 @@ def ensure(directory: Path, lock: Path, what: str, guard: Path) -> Path:
         if not is_ready(directory, lock):
             count = sum("==" in line for line in lock.read_text(encoding="utf-8").splitlines())
             with steps.announced(f"preparing {what}, {count} pinned packages (only when the lock has changed)"):
-                _prepare(directory, lock)
+                _prepare(directory, lock, base)
     return interpreter(directory)
 
 
@@ -91,16 +93,16 @@ def _identity(directory: Path) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _prepare(directory: Path, lock: Path) -> None:
+def _prepare(directory: Path, lock: Path, base: Path) -> None:
     unfinished = directory / UNFINISHED
     if not _identity(directory) or unfinished.exists():
         _remove(directory)
-        _create(directory)
+        _create(directory, base)
     unfinished.touch()
     (directory / STAMP).unlink(missing_ok=True)
     installer = _installer(directory)
     if installer is None:
-        raise SetupError(_advice())
+        raise SetupError(_advice(base))
     steps.run([*installer, "install", *PIP_OPTIONS, "--requirement", lock])
     unfinished.unlink()
     steps.write_atomically(directory / STAMP, _stamp(directory, lock) + "\n")
@@ -113,24 +115,30 @@ def _remove(directory: Path) -> None:
         shutil.rmtree(directory)
 
 
-def _create(directory: Path) -> None:
+def _create(directory: Path, base: Path) -> None:
     directory.parent.mkdir(parents=True, exist_ok=True)
-    if importlib.util.find_spec("ensurepip") is not None:
+    if _has(base, "ensurepip"):
         try:
-            steps.run([sys.executable, "-m", "venv", directory])
+            steps.run([base, "-m", "venv", directory])
             return
         except SetupError:
             shutil.rmtree(directory, ignore_errors=True)  # a Python whose ensurepip is there in name only
-    if importlib.util.find_spec("venv") is not None:
-        steps.run([sys.executable, "-m", "venv", "--without-pip", directory])
+    if _has(base, "venv"):
+        steps.run([base, "-m", "venv", "--without-pip", directory])
         if _installer(directory) is not None:
             return
         shutil.rmtree(directory)
     for virtualenv in ([sys.executable, "-m", "virtualenv"], [shutil.which("virtualenv") or "virtualenv"]):
         if _works([*virtualenv, "--version"]):
-            steps.run([*virtualenv, "--quiet", "--python", sys.executable, directory])
+            steps.run([*virtualenv, "--quiet", "--python", base, directory])
             return
-    raise SetupError(_advice())
+    raise SetupError(_advice(base))
+
+
+def _has(base: Path, module: str) -> bool:
+    if base == THIS:
+        return importlib.util.find_spec(module) is not None
+    return _works([base, "-I", "-c", f"import {module}"])
 
 
 def _installer(directory: Path) -> list[str | Path] | None:
@@ -148,15 +156,19 @@ def _works(command: Sequence[str | Path]) -> bool:
         return False
 
 
-def _advice() -> str:
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+def _advice(base: Path) -> str:
     root = "" if os.geteuid() == 0 else "sudo "
     if shutil.which("apt-get"):
-        command = f"{root}apt-get install --yes python{version}-venv"
+        command = f"{root}apt-get install --yes {_named(base)}-venv"
     elif shutil.which("dnf"):
         command = f"{root}dnf install --assumeyes python3-pip"
     elif shutil.which("pacman"):
         command = f"{root}pacman --sync --noconfirm python-pip"
     else:
-        command = f"{sys.executable} -m ensurepip --user"
-    return f"{sys.executable} has neither ensurepip nor pip nor virtualenv. Run this, then start again:\n\n    {command}\n"
+        command = f"{base} -m ensurepip --user"
+    return f"{base} has neither ensurepip nor pip nor virtualenv. Run this, then start again:\n\n    {command}\n"
+
+
+def _named(base: Path) -> str:
+    """The name a Debian package of this Python begins with."""
+    return base.name if base != THIS else f"python{sys.version_info.major}.{sys.version_info.minor}"

@@ -6,9 +6,11 @@ through one :class:`testkit.host_actions.HostActions` per installation. Shapes:
 
 - ``dedicated``: the SDK's own launcher, profile ``oss_dev``, as a stock LangBot starts packages;
 - ``pool``: one process for all installations, started directly instead of in nsjail (the profile needs it), with the same
-  arguments and environment that the SDK's launcher gives the jail.
+  arguments and environment that the SDK's launcher gives the jail;
+- ``jail``: a process per installation in an nsjail of its own, profile ``shared``, by the SDK's own launcher;
+- ``jailed_pool``: the pool as the SDK's own launcher starts it, in nsjail. For both see :mod:`testkit.jails`.
 
-A worker inherits nothing; what it gets besides the launcher's own variables is ``environment``.
+A worker inherits nothing; what it gets besides the launcher's own variables is ``environment``. A jailed one gets nothing.
 
 Dependencies: the runtime's own environment is first on a worker's path and here holds everything a package requires, so the
 package's own environment holds only its names unless ``real_dependencies`` lets the SDK install it from the registry.
@@ -44,7 +46,7 @@ from langbot_plugin.entities.io.context import (
 )
 from langbot_plugin.runtime.context import RuntimeContext
 from langbot_plugin.runtime.io.controllers.stdio.client import StdioClientController
-from langbot_plugin.runtime.plugin.artifact import PluginArtifactStore
+from langbot_plugin.runtime.plugin.artifact import PluginArtifactStore, PluginInstallationPaths
 from langbot_plugin.runtime.plugin.dependency_environment import PluginDependencyEnvironmentStore
 from langbot_plugin.runtime.plugin.mgr import PluginManager
 from langbot_plugin.runtime.plugin.worker_launcher import PluginWorkerLauncher
@@ -56,15 +58,18 @@ from langbot_plugin.runtime.security import (
 from packaging.requirements import Requirement
 
 import pkg
-from testkit import hostile_trees, package_roots, worker_socket
+from testkit import hostile_trees, jails, package_roots, worker_socket
 from testkit.host_actions import HostActions, run_context
 from testkit.langbot_host import build_package
 from testkit.run_harness import Outcome
 from tooling import ROOT, SetupError, packages
 
-Shape = Literal["dedicated", "pool"]
+Shape = Literal["dedicated", "pool", "jail", "jailed_pool"]
 Transport = Literal["stdio", "websocket"]
+POOLED = ("pool", "jailed_pool")
+JAILED = ("jail", "jailed_pool")
 AUTHOR = "langbot-team"
+POLICY = PluginWorkerPolicy(max_cpus=1, max_memory_mb=1024, max_pids=256, max_open_files=1024, max_file_size_mb=64)
 READY_WITHIN = 60.0
 """Seconds for a worker to register and initialise; the SDK itself gives 30 s and 120 s."""
 
@@ -166,6 +171,10 @@ class _PoolLauncher(_Launcher):
         )
 
 
+class _JailLauncher(jails.Launcher, _Launcher):
+    """The SDK's own in nsjail, as :class:`_Launcher` is for processes without one."""
+
+
 class SdkWorker:
     """A runtime with one package installed for any number of installations."""
 
@@ -193,8 +202,12 @@ class SdkWorker:
         context.control_handler = cast(Any, self.core)
         self._manager.artifact_store = PluginArtifactStore(base)
         self._manager.dependency_environment_store = PluginDependencyEnvironmentStore(base)
-        profile: Literal["oss_dev", "shared"] = "shared" if shape == "pool" else "oss_dev"
-        if shape == "pool":
+        profile: Literal["oss_dev", "shared"] = "oss_dev" if shape == "dedicated" else "shared"
+        if shape in JAILED:
+            if environment:
+                raise ValueError("a jailed worker takes no environment")
+            self._manager.worker_launcher = jails.Launcher() if real_dependencies else _JailLauncher()
+        elif shape == "pool":
             self._manager.worker_launcher = _PoolLauncher()
         elif not real_dependencies:
             self._manager.worker_launcher = _Launcher()
@@ -204,9 +217,8 @@ class SdkWorker:
             raise ValueError("the SDK's own launcher takes no environment")
         if transport == "websocket":
             worker_socket.over_websocket(self._manager.worker_launcher)
-        policy = PluginWorkerPolicy(max_cpus=1, max_memory_mb=1024, max_pids=256, max_open_files=1024, max_file_size_mb=64)
-        self._manager.configure_worker_runtime(policy, profile)
-        context.bind_runtime(RuntimeIdentity(instance_uuid="inst", runtime_id="rt"), policy, profile)
+        self._manager.configure_worker_runtime(POLICY, profile)
+        context.bind_runtime(RuntimeIdentity(instance_uuid="inst", runtime_id="rt"), POLICY, profile)
 
     # ---- installations
 
@@ -224,7 +236,7 @@ class SdkWorker:
         )
         self.core.hosts.setdefault(uid, HostActions())
         self.core.configs[uid] = dict(config or {})
-        mode = PluginExecutionMode.SHARED_CERTIFIED if self.shape == "pool" else PluginExecutionMode.DEDICATED
+        mode = PluginExecutionMode.SHARED_CERTIFIED if self.shape in POOLED else PluginExecutionMode.DEDICATED
         await self._manager.apply_plugin_installation(binding, artifact_package=self._package, execution_mode=mode)
         self._bindings[uid] = binding
         await self.ready(uid)
@@ -261,14 +273,18 @@ class SdkWorker:
         return self.core.hosts[uid]
 
     def pid(self, uid: str = "A") -> int:
-        """The worker process that serves the installation."""
+        """The worker process that serves the installation; of a jailed one it is the nsjail it runs in."""
         pid = self._pid(uid)
         assert pid
         return pid
 
+    def own(self, uid: str = "A") -> PluginInstallationPaths:
+        """Where this machine has what the installation's jail shows as ``/home``, ``/tmp`` and ``/data``."""
+        return self._manager.installation_runtimes[self._bindings[uid]].paths
+
     def _pid(self, uid: str) -> int:
         runtime = self._manager.installation_runtimes[self._bindings[uid]]
-        owner: Any = runtime.shared_worker if self.shape == "pool" else runtime
+        owner: Any = runtime.shared_worker if self.shape in POOLED else runtime
         process = owner.plugin_handler.stdio_process if owner is not None and owner.plugin_handler is not None else None
         return process.pid if process is not None and process.returncode is None else 0
 
