@@ -151,7 +151,7 @@ class TestWhatAJailHas:
     async def test_there_is_no_passwd(self, standing: Standing, shape: Shape) -> None:
         """SDK fact: four names below /etc, none of which tells of accounts.
 
-        Host fact: where the machine's name service makes root and nobody up (``nss-systemd``), these have their names all the same.
+        Host fact: where the machine's name service makes up root and nobody (``nss-systemd``), these two have their names.
         """
         found = await standing.jail(shape).look(ACCOUNT)
         assert set(found["etc"]) <= {"hosts", "nsswitch.conf", "resolv.conf", "ssl"}

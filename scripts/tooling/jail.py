@@ -44,7 +44,13 @@ def impossible() -> str:
     """Why no worker can be jailed here, empty when it can."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return f"nsjail is published for Linux on x86-64 only, this is {platform.system()} on {platform.machine()}"
-    return _glibc() or _namespaces() or _system_python()[1]
+    if reason := _glibc() or _namespaces() or _system_python()[1]:
+        return reason
+    try:
+        _shelf()
+    except SetupError as exc:
+        return str(exc)
+    return ""
 
 
 def base() -> Path:
