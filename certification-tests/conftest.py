@@ -39,6 +39,7 @@ MARKERS = {
     "ssh": "drives a loopback OpenSSH server",
     "pid_namespace": "runs as PID 1 of a namespace of its own, as in a jail",
     "demo": "runs the demo as a person does",
+    "evidence": "checks and freezes a release candidate made of a clone of the working copy",
     "static": "checks the sources: style, types, copies",
 }
 LEFTOVER_GRACE = 5.0

@@ -26,8 +26,8 @@ def bill(name: str, version: str, site_packages: Path, sdk: tuple[str, str]) -> 
 
 def _component(distribution: importlib.metadata.Distribution) -> dict[str, Any]:
     component = _named(distribution.metadata["Name"], distribution.version)
-    expression = distribution.metadata.get("License-Expression") or ""
-    if expression and len(expression) < 100:
+    expression = distribution.metadata["License-Expression"] if "License-Expression" in distribution.metadata else ""
+    if expression:
         component["licenses"] = [{"expression": expression}]
     return component
 

@@ -6,6 +6,7 @@ import base64
 import csv
 import hashlib
 import importlib.metadata
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,7 @@ class Verified:
 
 def verify(name: str = SDK, *, path: list[str] | None = None) -> Verified:
     """Check an installed distribution; raises :class:`evidence.Failed` with each file that is missing, changed or unknown."""
-    found = list(importlib.metadata.distributions(name=name, **({} if path is None else {"path": path})))
+    found = list(importlib.metadata.distributions(name=name, path=sys.path if path is None else path))
     if len(found) != 1:
         raise Failed(f"{name}: {len(found)} installed distributions of this name")
     distribution = found[0]

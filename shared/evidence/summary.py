@@ -34,10 +34,10 @@ def human(inventory: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def topology(shapes: dict[str, Any]) -> str:
+def topology(reassessment: dict[str, Any]) -> str:
     """What the jailed workers are."""
     lines = ["# Jailed workers, as they ran", ""]
-    for name, shape in sorted(shapes.items()):
+    for name, shape in sorted(reassessment["shapes"].items()):
         lines += [f"## {name}", "", "| fact | value |", "|---|---|"]
         lines += [f"| {fact} | {_cell(value)} |" for fact, value in sorted(shape.items())]
         lines.append("")
@@ -48,7 +48,11 @@ def _cell(value: Any) -> str:
     if isinstance(value, dict):
         return "<br>".join(f"`{key}`: {_cell(each)}" for key, each in sorted(value.items()))
     if isinstance(value, list):
-        return " ".join(f"`{each}`" for each in value)
+        return (
+            "<br>".join(_cell(each) for each in value)
+            if value and isinstance(value[0], dict)
+            else " ".join(f"`{each}`" for each in value)
+        )
     return str(value).replace("|", "\\|")
 
 

@@ -1,0 +1,444 @@
+"""The command that freezes a release candidate: what it refuses, what each proof would catch, and what the evidence says.
+
+The command itself runs once, without the test suites (which is said in the evidence and is never complete), on a clone of the
+working copy made for this file.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evidence import Failed, Refused, candidate, envelopes, gate, hashes, members, sbom, scan, sdk_record, store, suites
+from langbot_plugin import certification
+
+from tooling import ROOT, packages
+
+pytestmark = [pytest.mark.evidence, pytest.mark.timeout(300)]
+
+COMMAND = "certification-tests/verify_coding_candidates.py"
+IDENTITY = ("-c", "user.name=suite", "-c", "user.email=suite@localhost", "-c", "commit.gpgsign=false")
+
+
+def commit_all(directory: Path) -> None:
+    """Make a repository of a directory, or add everything new to it."""
+    for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "as it is"]):
+        subprocess.run(["git", *IDENTITY, *arguments], cwd=directory, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with the working copy's files, all committed, and the development environment beside them."""
+    base = tmp_path_factory.mktemp("clone") / "repository"
+    listed = subprocess.run(
+        ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        source, target = ROOT / name, base / name
+        if source.is_file() and not source.is_symlink():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
+    commit_all(base)
+    (base / ".git" / "info" / "exclude").write_text(".venv\n.vendor\n")
+    (base / ".venv").symlink_to(ROOT / ".venv")
+    return base
+
+
+def command(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command in the clone, to its end."""
+    return subprocess.run(
+        [sys.executable, str(clone / COMMAND), *arguments],
+        cwd=clone,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+
+
+@pytest.fixture(scope="module")
+def frozen(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The evidence of the clone, without the suites."""
+    target = tmp_path_factory.mktemp("evidence") / "candidate"
+    done = command(clone, "--evidence", str(target), "--suites", "none")
+    assert done.returncode == 3, done.stderr
+    return target
+
+
+@pytest.fixture(scope="module")
+def inventory(frozen: Path) -> dict[str, Any]:
+    """What the evidence says of itself."""
+    found: dict[str, Any] = json.loads((frozen / "inventory.json").read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package as the SDK's builder makes it from the working copy."""
+    return packages.build("CodexAgent", tmp_path_factory.mktemp("built"))
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, bytes]:
+    """What it was made of."""
+    return {name: path.read_bytes() for name, path in packages.sources("CodexAgent").items()}
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+class TestRefusals:
+    """Nothing is begun, and the reason is one line."""
+
+    @pytest.fixture
+    def repository(self, tmp_path: Path) -> Path:
+        """A small one of its own."""
+        made = tmp_path / "repository"
+        made.mkdir()
+        (made / "file").write_text("as committed")
+        commit_all(made)
+        return made
+
+    def test_a_clean_tree_is_a_commit(self, repository: Path) -> None:
+        """The other side of the tests below."""
+        assert re.fullmatch(r"[0-9a-f]{40}", gate.commit(repository))
+
+    @pytest.mark.parametrize("name", ["file", "new"], ids=["changed", "untracked"])
+    def test_a_dirty_tree(self, repository: Path, name: str) -> None:
+        """Our rule: bytes that are no commit's are no candidate's; what is meant is named."""
+        (repository / name).write_text("not committed")
+        with pytest.raises(Refused, match=rf"dirty.*{name}"):
+            gate.commit(repository)
+
+    @pytest.mark.parametrize("given", ["relative", "existing", "link", "inside", "inside by a link", "no parent"])
+    def test_a_directory_that_cannot_hold_it(self, repository: Path, tmp_path: Path, given: str) -> None:
+        """Our rule: fresh, absolute, outside of the repository, whatever links lead there."""
+        (tmp_path / "existing").mkdir()
+        (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+        (tmp_path / "way").symlink_to(repository)
+        paths = {
+            "relative": "evidence",
+            "existing": str(tmp_path / "existing"),
+            "link": str(tmp_path / "link"),
+            "inside": str(repository / "evidence"),
+            "inside by a link": str(tmp_path / "way" / "evidence"),
+            "no parent": str(tmp_path / "no" / "evidence"),
+        }
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(Refused):
+            gate.fresh(repository, paths[given])
+        assert sorted(tmp_path.rglob("*")) == before
+
+    def test_the_command_says_so_and_leaves_nothing(self, clone: Path, tmp_path: Path) -> None:
+        """Our rule: exit code 2, one line, no directory."""
+        stray = clone / "stray.py"
+        stray.write_text("x = 1\n")
+        try:
+            done = command(clone, "--evidence", str(tmp_path / "new"))
+        finally:
+            stray.unlink()
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "stray.py" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        assert not (tmp_path / "new").exists()
+
+
+# ------------------------------------------------------------------ what each proof would catch
+
+
+class TestTheSdk:
+    """Every file against its RECORD."""
+
+    @pytest.fixture
+    def installed(self, tmp_path: Path) -> Path:
+        """A small distribution, installed as pip does."""
+        files = {
+            "small/__init__.py": b"x = 1\n",
+            "small-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: small\nVersion: 1.0\n",
+        }
+        rows = []
+        for name, data in files.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_bytes(data)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            rows.append(f"{name},sha256={digest},{len(data)}")
+        rows.append("small-1.0.dist-info/RECORD,,")
+        (tmp_path / "small-1.0.dist-info" / "RECORD").write_text("\n".join(rows) + "\n")
+        return tmp_path
+
+    def test_what_is_as_published_holds(self, installed: Path) -> None:
+        """Ours is, too."""
+        assert sdk_record.verify("small", path=[str(installed)]).files == 2
+        assert sdk_record.verify().version.startswith("0.7.")
+
+    @pytest.mark.parametrize("how", ["changed", "missing", "in no RECORD"])
+    def test_one_wrong_file_is_named(self, installed: Path, how: str) -> None:
+        """Our rule: an SDK that somebody has touched proves nothing about the published one."""
+        file = installed / "small" / "__init__.py"
+        if how == "changed":
+            file.write_bytes(b"x = 2\n")
+        elif how == "missing":
+            file.unlink()
+        else:
+            (installed / "small" / "more.py").write_text("")
+        with pytest.raises(Failed, match=how):
+            sdk_record.verify("small", path=[str(installed)])
+
+
+class TestPackages:
+    """Members, bytes and signatures."""
+
+    def test_the_builders_package_holds_the_commits_files(self, built: Path, files: dict[str, bytes]) -> None:
+        """The builder rewrites the manifest and nothing else; both hashes of it are recorded."""
+        listed = members.compare(built, files)
+        assert [name for name, entry in listed.items() if entry.get("rewritten_by_the_builder")] == ["manifest.yaml"]
+
+    @pytest.mark.parametrize("how", ["changed", "missing", "not the commit's", "says something else"])
+    def test_one_wrong_member_is_named(self, built: Path, files: dict[str, bytes], how: str) -> None:
+        """Our rule: nothing gets into a package that is not in the commit, and nothing is lost."""
+        wanted = dict(files)
+        if how == "changed":
+            wanted["main.py"] += b"#"
+        elif how == "missing":
+            wanted["one more.py"] = b""
+        elif how == "not the commit's":
+            del wanted["main.py"]
+        else:
+            wanted["manifest.yaml"] = wanted["manifest.yaml"].replace(b"shared-runtime-v1", b"dedicated")
+        with pytest.raises(Failed, match=how):
+            members.compare(built, wanted)
+
+    def test_the_same_sources_make_the_same_bytes(self, built: Path, tmp_path: Path) -> None:
+        """Our rule: fixed times and order, the builder's members; the builder itself writes both times and order of the day."""
+        first = packages.build("CodexAgent", tmp_path / "first", reproducible=True)
+        second = packages.build("CodexAgent", tmp_path / "second", reproducible=True)
+        assert first.read_bytes() == second.read_bytes()
+        assert members.read(first) == members.read(built)
+        with zipfile.ZipFile(first) as archive:
+            names = archive.namelist()
+            assert {each.date_time for each in archive.infolist()} == {packages.FIRST_TIME}
+        assert names == sorted(names)
+
+    def test_every_kind_of_envelope_is_told_apart(self, built: Path) -> None:
+        """The SDK's rule: eight statuses; ours: the archive is in the second."""
+        data = built.read_bytes()
+        envelopes.unsigned(data)
+        assert tuple(envelopes.statuses(data)) == envelopes.STATUSES
+
+    def test_a_signed_archive_is_no_candidate(self, built: Path) -> None:
+        """The other side: an archive with an envelope, or any other comment, is refused."""
+        data = built.read_bytes()
+        envelope = certification.create_envelope(data, "somebody", lambda _: b"signature")
+        for wrong in (certification.write_envelope(data, envelope), envelopes._commented(data, b"note")):
+            with pytest.raises(Failed, match="not unsigned"):
+                envelopes.unsigned(wrong)
+
+    def test_a_second_sdk_in_an_environment_is_seen(self, tmp_path: Path) -> None:
+        """Our rule: the runtime's SDK is the only one; a package must not bring its own."""
+        (tmp_path / "langbot_plugin").mkdir()
+        (tmp_path / "langbot_plugin-9.9.dist-info").mkdir()
+        (tmp_path / "aiohttp").mkdir()
+        assert store.shadows(tmp_path) == ["langbot_plugin", "langbot_plugin-9.9.dist-info"]
+
+
+class TestTheEvidenceItself:
+    """Hashes over everything, and nothing of the builder in it."""
+
+    @pytest.fixture
+    def small(self, tmp_path: Path) -> Path:
+        """Some files with their list."""
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "one").write_bytes(b"1")
+        (tmp_path / "two").write_bytes(b"2")
+        hashes.write(tmp_path)
+        return tmp_path
+
+    def test_what_is_unchanged_holds(self, small: Path) -> None:
+        """The other side of the test below."""
+        assert hashes.check(small) == 2
+
+    @pytest.mark.parametrize("how", ["is changed", "is missing", "was added", "is a link", "cannot be read", "incomplete"])
+    def test_one_changed_byte_is_found(self, small: Path, how: str) -> None:
+        """Our rule: of any file, of the list, and what was taken away or added."""
+        match how:
+            case "is changed":
+                (small / "a" / "one").write_bytes(b"x")
+            case "is missing":
+                (small / "two").unlink()
+            case "was added":
+                (small / "three").write_bytes(b"")
+            case "is a link":
+                (small / "three").symlink_to("two")
+            case "cannot be read":
+                (small / hashes.NAME).write_text("nonsense\n")
+            case _:
+                (small / hashes.NAME).unlink()
+        with pytest.raises(Failed, match=how):
+            hashes.check(small)
+
+    @pytest.mark.parametrize("what", ["the repository", "the temporary directory", "a key", "a signature"])
+    def test_what_must_not_be_in_it_is_found(self, tmp_path: Path, what: str) -> None:
+        """Our rule: whoever gets the evidence learns nothing of the machine, and can sign nothing with it."""
+        (tmp_path / "fine").write_text("nothing")
+        private = scan.private_texts(ROOT)
+        scan.scan(tmp_path, private, tmp_path / "extracted")
+        if what in private:
+            (tmp_path / "log").write_text(f"made in {private[what]}x")
+        elif what == "a key":
+            body = "A" * 64
+            (tmp_path / "log").write_text(f"-----BEGIN OPENSSH PRIVATE KEY-----\n{body}\n")
+        else:
+            built = packages.build("CodexAgent", tmp_path / "made")
+            data = built.read_bytes()
+            envelope = certification.create_envelope(data, "somebody", lambda _: b"signature")
+            built.write_bytes(certification.write_envelope(data, envelope))
+        with pytest.raises(Failed, match=r"names|private key|signed"):
+            scan.scan(tmp_path, private, tmp_path / "extracted")
+
+    def test_a_programs_words_lose_what_is_private(self) -> None:
+        """Our rule: outputs are kept, places are not."""
+        assert scan.public(f"in {ROOT}/pkg", {"the repository": str(ROOT)}) == "in <repository>/pkg"
+
+
+class TestSuites:
+    """Test runs as the evidence has them."""
+
+    def test_outcomes_are_recorded_by_test_with_reasons(self, tmp_path: Path) -> None:
+        """Our rule: a skip is named with its reason, a failure makes the run fail."""
+        lines = ("import pytest", "def test_a(): pass", "@pytest.mark.skip(reason='not here')", "def test_b(): pass")
+        (tmp_path / "test_three.py").write_text("\n".join((*lines, "def test_c(): assert 0", "")))
+        ran = suites.tests(["-c", os.devnull, str(tmp_path / "test_three.py")], tmp_path, tmp_path, {}, {})
+        assert ran["counts"] == {"passed": 1, "failed": 1, "skipped": 1}
+        assert ran["exit_code"] == 1
+        assert ran["skipped"][0]["reason"] == "not here"
+        made = candidate.Candidate(tmp_path, "0" * 40, suites="all")
+        with pytest.raises(Failed, match="test_c"):
+            made._green(["-c", os.devnull, str(tmp_path / "test_three.py")], tmp_path, {})
+
+    def test_every_established_suite_is_chosen(self) -> None:
+        """Our rule: whatever is called ``test_coding_*`` runs on the extraction."""
+        found = {each.name for each in (ROOT / "certification-tests").rglob(suites.INSTALLED_SUITES)}
+        assert {"test_coding_relay_v1.py", "test_coding_native_lifecycle.py", "test_coding_approvals.py"} <= found
+
+
+# ------------------------------------------------------------------ the command, once
+
+
+class TestFrozen:
+    """What one run of the command leaves."""
+
+    def test_it_is_complete_but_for_the_suites_and_says_so(self, frozen: Path, inventory: dict[str, Any]) -> None:
+        """Our rule: without the suites the exit code is 3, and the evidence calls itself incomplete: it passes for nothing."""
+        assert inventory["complete"] is False
+        assert "Incomplete" in (frozen / "SUMMARY.md").read_text(encoding="utf-8")
+
+    def test_it_is_about_the_commit(self, clone: Path, inventory: dict[str, Any]) -> None:
+        """Our rule: one commit, and nothing that is not in it."""
+        assert inventory["commit"] == gate.commit(clone)
+
+    def test_nobody_has_signed_reviewed_or_accepted_it(self, inventory: dict[str, Any]) -> None:
+        """Our rule: every gate that takes a person is open, and so is the network."""
+        assert inventory["gates"] == dict.fromkeys(candidate.GATES, "open")
+        assert inventory["signed"] is False
+        assert inventory["egress_policy"] == "not provided"
+
+    def test_it_claims_neither_vendors_nor_production(self, inventory: dict[str, Any]) -> None:
+        """Our rule: agents are labelled fixtures; what is not claimed is listed."""
+        assert inventory["fixtures"].startswith("local protocol fixtures")
+        assert len(inventory["not_claimed"]) == 4
+        assert all(each["rpc"]["fixtures"] == "local protocol fixtures" for each in inventory["packages"].values())
+
+    def test_every_package_was_built_installed_and_spoken_to(self, frozen: Path, inventory: dict[str, Any]) -> None:
+        """Our rule: all three, in every transport and shape, with the versions of what they were installed with."""
+        assert set(inventory["packages"]) == set(packages.NAMES)
+        for name, each in inventory["packages"].items():
+            assert hashlib.sha256((frozen / each["file"]).read_bytes()).hexdigest() == each["sha256"]
+            assert each["envelopes"] == {status: status for status in envelopes.STATUSES}
+            assert each["installed"]["second_sdk"] == "none"
+            assert each["runner"]["id"] == f"plugin:langbot-team/{name}/default"
+            assert set(each["rpc"]["runs"]) == {
+                "dedicated over stdio",
+                "dedicated over websocket",
+                "pool over stdio",
+                "pool over websocket",
+                "debug over websocket",
+            }
+
+    def test_every_environment_has_its_bill_of_materials(self, frozen: Path, inventory: dict[str, Any]) -> None:
+        """CycloneDX 1.5: what was installed, each with a package address, and the SDK as what the runtime brings."""
+        for each in inventory["packages"].values():
+            bill = json.loads((frozen / each["sbom"]).read_text(encoding="utf-8"))
+            assert (bill["bomFormat"], bill["specVersion"], bill["version"]) == ("CycloneDX", "1.5", 1)
+            named = {part["name"]: part for part in bill["components"]}
+            assert len(named) == len(bill["components"])
+            assert set(each["installed"]["dependencies"]) | {sdk_record.SDK} == set(named)
+            assert all(part["type"] == "library" and part["purl"] == part["bom-ref"] for part in named.values())
+            assert named[sdk_record.SDK]["scope"] == "excluded"
+
+    def test_it_is_found_again_offline(self, clone: Path, frozen: Path) -> None:
+        """Our rule: the check needs neither the network nor the sources the evidence was made of."""
+        done = command(clone, "--check", str(frozen))
+        assert done.returncode == 3, done.stderr
+        assert json.loads(done.stdout)["files"] > 300
+
+    @pytest.mark.parametrize("which", ["a member of a package", "an extracted file", "the inventory", "the page", "the list"])
+    def test_one_flipped_byte_is_found(self, clone: Path, frozen: Path, tmp_path: Path, which: str) -> None:
+        """Our rule: exit code 1 and the file, whatever it is."""
+        copy = tmp_path / "copy"
+        shutil.copytree(frozen, copy)
+        files: dict[str, Callable[[], Path]] = {
+            "a member of a package": lambda: next((copy / "packages").glob("*.lbpkg")),
+            "an extracted file": lambda: copy / "extracted" / "CodexAgent" / "main.py",
+            "the inventory": lambda: copy / "inventory.json",
+            "the page": lambda: copy / "SUMMARY.md",
+            "the list": lambda: copy / hashes.NAME,
+        }
+        file = files[which]()
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(bytes(data))
+        done = command(clone, "--check", str(copy))
+        assert done.returncode == 1
+        assert file.name in done.stderr or which == "the list"
+
+    def test_hashes_made_anew_do_not_hide_another_package(self, frozen: Path, tmp_path: Path) -> None:
+        """Our rule: package, extraction, rebuild and inventory have to agree as well."""
+        from evidence import recheck
+
+        copy = tmp_path / "copy"
+        shutil.copytree(frozen, copy)
+        (copy / "extracted" / "CodexAgent" / "main.py").write_text("")
+        hashes.write(copy)
+        with pytest.raises(Failed, match="extracted/CodexAgent"):
+            recheck.check(copy)
+
+    def test_the_clone_was_not_changed(self, clone: Path, frozen: Path) -> None:
+        """Our rule: nothing is written into the repository; no publication, no signature, no change of the SDK."""
+        assert frozen.is_dir()
+        assert gate.git(clone, "status", "--porcelain") == b""
+        assert sdk_record.verify().files > 100
+
+
+def test_a_bill_is_the_same_for_the_same_environment(tmp_path: Path) -> None:
+    """Our rule: no time and no number of its own, so that two bills can be compared."""
+    info = tmp_path / "a-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: a\nVersion: 1\n")
+    bills: Iterator[str] = (json.dumps(sbom.bill("x", "1", tmp_path, ("langbot-plugin", "0.7.18"))) for _ in range(2))
+    assert len(set(bills)) == 1
