@@ -101,9 +101,8 @@ async def flood(at: Bench, number: int) -> None:
 
 async def crash(at: Bench, number: int) -> None:
     """An agent that dies in its turn, and every third time its daemon with it."""
-    await read(
-        at.loud.stream("say begun\nexit 3", run_id=f"crash-{number}", form={"keep_warm": 0}, conversation=f"crash-{number}")
-    )
+    chat = f"crash-{number}"
+    await read(at, at.loud.stream("say begun\nexit 3", run_id=chat, form={"keep_warm": 0}, conversation=chat))
     if number % 3 == 2:
         assert at.loud.daemon is not None
         await at.loud.daemon.kill()
