@@ -6,6 +6,7 @@ Against a scripted driver (local protocol fixture), as :mod:`test_parking`, whic
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from pkg.agent_api import (
     Answer,
     ApprovalRequested,
     Choice,
+    FileDiff,
     Notice,
     Prompt,
     QuestionAsked,
@@ -27,7 +29,7 @@ from pkg.agent_api import (
 )
 from pkg.approval_policy import grant
 from pkg.identity import Actor
-from pkg.interactions import Decided, OpenRequest
+from pkg.interactions import Decided, OpenRequest, digest
 from pkg.parking import Outcome as Became
 from pkg.session_grants import SessionGrants, placed
 from testkit.host_actions import message
@@ -538,6 +540,48 @@ def test_the_name_of_what_is_allowed_once_has_every_part() -> None:
     }
     assert len(names) == 8
     assert placed(wish(complete=False), "local", "/w") == ""
+
+
+def test_what_is_allowed_is_named_by_everything_that_would_be_done() -> None:
+    """Our rule: kind, command, paths, changes, directory and, where there is nothing else, the title."""
+    edit = ApprovalRequested("a", "t", "edit", CHOICES, paths=("/w/a",), diffs=(FileDiff("/w/a", "1", "2"),), cwd="/w")
+    named = ApprovalRequested("a", "t", "fetch", CHOICES, cwd="/w")
+    events = [
+        wish(),
+        wish(command="other"),
+        dataclasses.replace(wish(), kind="other"),
+        dataclasses.replace(wish(), cwd="/v"),
+        dataclasses.replace(wish(), paths=("/w/a",)),
+        edit,
+        dataclasses.replace(edit, diffs=(FileDiff("/w/a", "1", "3"),)),
+        named,
+        dataclasses.replace(named, title="other"),
+    ]
+    assert len({digest(event) for event in events} - {""}) == len(events)
+
+
+def test_a_grant_for_the_session_has_every_part() -> None:
+    """Our rule: one actor's, one person's, and one action's; an edit's is for the same files in the same directory."""
+    actor = Actor("user", "7", "bot", "7")
+    edit = ApprovalRequested("a", "t", "edit", CHOICES, paths=("/w/a",), diffs=(FileDiff("/w/a", "1", "2"),), cwd="/w")
+    grants = SessionGrants()
+    grants.add(actor, wish())
+    grants.add(actor, edit)
+    for event in (wish(), edit, dataclasses.replace(edit, diffs=(FileDiff("/w/a", "2", "3"),))):
+        assert grants.covers(actor, event)
+    for other in (
+        Actor("session", "7", "bot", "7"),
+        Actor("user", "8", "bot", "7"),
+        Actor("user", "7", "other bot", "7"),
+        Actor("user", "7", "bot", "8"),
+    ):
+        assert not grants.covers(other, wish())
+    for event in (
+        wish(command="make uninstall"),
+        dataclasses.replace(edit, cwd="/v"),
+        dataclasses.replace(edit, paths=("/w/b",), diffs=()),
+    ):
+        assert not grants.covers(actor, event)
 
 
 def test_a_plan_is_allowed_for_no_session() -> None:

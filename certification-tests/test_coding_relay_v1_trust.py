@@ -855,6 +855,15 @@ class TestFences:
         later.clear(Binding("i", "w", "a", 3), "laptop", "job")
         assert markers(tmp_path) == []
 
+    def test_a_fence_is_of_one_daemon_and_one_job(self, tmp_path: Path) -> None:
+        """Our rule: the proof for one lifts no other, of the same machine or of the same job's name on another."""
+        installation, fences = Binding("i", "w", "a"), DiskMarkers(tmp_path)
+        for daemon_id, job_id in (("laptop", "one"), ("laptop", "two"), ("desk", "one")):
+            fences.mark(installation, daemon_id, job_id, "table")
+        assert fences.pending(installation) == {"laptop": {"one": "table", "two": "table"}, "desk": {"one": "table"}}
+        fences.clear(installation, "laptop", "one")
+        assert fences.pending(installation) == {"laptop": {"two": "table"}, "desk": {"one": "table"}}
+
     def test_each_worker_shape_has_its_place_and_the_pool_none(self) -> None:
         """Our rule: ``/data`` in a jail, the account's state directory else; two packages never share."""
         assert state_directory("coding", WorkerShape.POOL) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -9,7 +11,8 @@ import pytest
 from pkg.agent_api import SessionSpec
 from pkg.held_session import fingerprint
 from pkg.identity import Authority
-from pkg.places import place_of
+from pkg.launch import LocalLauncher
+from pkg.places import Place, place_of
 from pkg.settings import PluginSettings, RunnerSettings, parse
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\n{}\n-----END OPENSSH PRIVATE KEY-----\n"
@@ -40,3 +43,22 @@ def test_another_way_to_the_machine_is_another_session(changed: dict[str, Any]) 
     assert opened_with() == opened_with()
     assert opened_with(**changed) != opened_with()
     assert "b25l" not in opened_with()
+
+
+def test_a_kept_session_is_remembered_by_everything_it_was_opened_with() -> None:
+    """Our rule: whatever of the form decides how a session is opened, and where, makes another session when it changes."""
+
+    @dataclass
+    class Elsewhere(LocalLauncher):
+        machine: str = "machine"
+
+    spec = SessionSpec(("agent",), "/w", env={"A": "1"})
+    place = Place(Elsewhere(), "/w", may_keep=True, way="way", worktree="tree")
+    others = [
+        fingerprint(dataclasses.replace(spec, env={"A": "2"}), place, assets=True),
+        fingerprint(spec, dataclasses.replace(place, launcher=Elsewhere("other")), assets=True),
+        fingerprint(spec, dataclasses.replace(place, way="other"), assets=True),
+        fingerprint(spec, dataclasses.replace(place, worktree="other"), assets=True),
+        fingerprint(spec, place, assets=False),
+    ]
+    assert len({fingerprint(spec, place, assets=True), *others}) == len(others) + 1
