@@ -749,6 +749,16 @@ async def test_secrets_reach_the_agent_and_nothing_else(tmp_path: Path, caplog: 
 
 
 @pytest.mark.asyncio
+async def test_a_supervisor_has_nothing_of_the_worker_s_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our rule: whatever is in the worker's environment stays there; not even the process in between gets it."""
+    monkeypatch.setenv("LANGBOT_CANARY", f"canary-{uuid.uuid4().hex}")
+    process = await LocalLauncher().start(Command(("cat",), str(tmp_path), {}, SHORT))
+    for pid in (process.pid, supervisor_of(process.pid)):
+        assert b"canary-" not in Path(f"/proc/{pid}/environ").read_bytes()
+    await process.stop()
+
+
+@pytest.mark.asyncio
 async def test_stderr_hides_secrets_in_every_usual_form(tmp_path: Path) -> None:
     """Our rule: values of the given environment, their JSON form, lines of key files and URL credentials become ``***``."""
     key = "-----BEGIN KEY-----\nabcdefghijklmnopqrstuvwxyz0123\n-----END KEY-----"

@@ -46,7 +46,7 @@ START_SECONDS: Final = 60
 SHOWN: Final = 150
 """Characters of a failure that are shown."""
 
-ASSERTIONS: Final = ("AssertionError", "assert ", "Failed:", "TimeoutError", "failed on teardown with \"Failed:")
+ASSERTIONS: Final = ("AssertionError", "assert ", "Failed:", "TimeoutError", "failed on teardown with \"Failed:", "failed on teardown with \"Assert")
 """How the message of a test begins that failed by its own word: an assertion, ``pytest.fail``, ``pytest.raises`` without its
 exception, a bound that ran out, or the suite's own look at what a test has left behind."""
 

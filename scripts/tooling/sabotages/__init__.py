@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from tooling.sabotages import keys
+from tooling.sabotages import agents, isolation, keys, relay
 from tooling.sabotages.line import Sabotage
 
 __all__ = ["SABOTAGES", "Sabotage"]
 
-SABOTAGES: Final[tuple[Sabotage, ...]] = (*keys.SABOTAGES,)
+SABOTAGES: Final[tuple[Sabotage, ...]] = (*keys.SABOTAGES, *isolation.SABOTAGES, *relay.SABOTAGES, *agents.SABOTAGES)
