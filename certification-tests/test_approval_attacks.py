@@ -169,6 +169,60 @@ async def test_an_approver_who_was_removed_meanwhile_answers_nothing(tmp_path: P
 
 
 @pytest.mark.asyncio
+async def test_an_approver_who_is_named_only_now_answers_nothing(tmp_path: Path) -> None:
+    """Our rule: nor does whoever the form did not name when it was asked."""
+    group: dict[str, Any] = {"conversation": "group_1", "delivery": delivery()}
+    async with harness(tmp_path, ScriptedDriver(asks)) as h:
+        shown = requested(await h.run("go", run_id="r1", **group))
+        done = await press(h, shown, 1, actor="9", config={"approvers": ["9"]}, **group)
+        assert "Only the person who asked" in done.text
+        assert not h.driver.sessions[0].answers
+
+
+@pytest.mark.asyncio
+async def test_an_approver_s_message_in_another_chat_is_none_here(tmp_path: Path) -> None:
+    """Our rule: as a press: a number answers what waits in its own chat, and is a message like any other elsewhere."""
+    config = {"approvers": ["9"]}
+    async with harness(tmp_path, ScriptedDriver(asks)) as h:
+        await h.run("go", run_id="r1", conversation="group_1", config=config)
+        await h.run("1", run_id="r2", actor="9", conversation="group_2", config=config)
+        assert h.driver.sessions[1].prompts[0].text == "1"
+        assert not h.driver.sessions[0].answers
+
+
+@pytest.mark.asyncio
+async def test_where_a_whole_chat_is_the_actor_only_the_person_who_asked_answers(tmp_path: Path) -> None:
+    """Our rule: a legacy form shares sessions and runs in a chat, and no right to allow."""
+    group: dict[str, Any] = {"conversation": "group_1", "config": {"user-id-source": "legacy-session"}}
+    async with harness(tmp_path, ScriptedDriver(asks)) as h:
+        await h.run("go", run_id="r1", **group)
+        assert "waiting for an answer" in (await h.run("1", run_id="r2", actor="8", **group)).text
+        assert not h.driver.sessions[0].answers
+        assert "answered yes" in (await h.run("1", run_id="r3", **group)).text
+
+
+@pytest.mark.asyncio
+async def test_after_a_restart_only_the_button_that_was_shown_last_counts(tmp_path: Path) -> None:
+    """Our rule: another step of a request is another request, also where nobody but the host's state knows it."""
+    async with harness(tmp_path, ScriptedDriver(asks)) as h:
+        shown = requested(await h.run("go", run_id="r1", delivery=delivery()))
+        requested(await press(h, shown, 4, delivery=delivery()))
+    async with harness(tmp_path, ScriptedDriver(asks)) as again:
+        again.host.state = h.host.state
+        assert "no longer open" in (await press(again, shown, 1, delivery=delivery())).text
+        assert not again.driver.sessions
+
+
+@pytest.mark.asyncio
+async def test_what_the_form_denies_the_agent_is_denied(tmp_path: Path) -> None:
+    """Our rule: a person is not even asked, and the agent reads a refusal."""
+    async with harness(tmp_path, ScriptedDriver(asks)) as h:
+        done = await h.run("go", run_id="r1", config={"approval-policy": "deny"})
+        assert "answered no" in done.text
+        assert not parked()
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("number", ["1", "2"])
 @pytest.mark.parametrize("config", [{"approval-policy": "deny"}, {"approval-rules": "deny execute(make *)"}])
 async def test_what_is_denied_by_now_is_allowed_by_nobody(tmp_path: Path, number: str, config: dict[str, Any]) -> None:

@@ -101,6 +101,17 @@ async def test_revoking_tells_every_run_and_waits_for_each() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_revoked_installation_starts_nothing() -> None:
+    """Our rule: a run that was on its way when its installation ended is refused in words."""
+    owner = installation(binding())
+    owner.check()
+    await revoke(binding())
+    with pytest.raises(Refused) as caught:
+        owner.check()
+    assert caught.value.code == "coding.revoked"
+
+
+@pytest.mark.asyncio
 async def test_the_plugin_s_hook_is_the_revocation() -> None:
     """SDK fact: ``on_installation_revoked`` is all that a shared worker hears of an installation's end."""
     owner, other = installation(binding()), installation(binding(installation_uuid="B"))

@@ -749,6 +749,22 @@ async def test_secrets_reach_the_agent_and_nothing_else(tmp_path: Path, caplog: 
 
 
 @pytest.mark.asyncio
+async def test_an_end_that_is_not_confirmed_is_no_success_until_its_proof(tmp_path: Path) -> None:
+    """Our rule: what the supervisor could not end is an error of ``stop``, and none any more once it has ended after all."""
+    process = await LocalLauncher().start(Command(("cat",), str(tmp_path), {}, SHORT))
+    process._report({"event": "unconfirmed", "pids": [process.pid]})
+    with pytest.raises(ProcessCleanupUnconfirmed):
+        await process.stop()
+    async with asyncio.timeout(BOUND):  # the end of its stdin ends it
+        while True:
+            with contextlib.suppress(ProcessCleanupUnconfirmed):
+                await process.stop()
+                break
+            await asyncio.sleep(0.02)
+    assert hostile_trees.start_time(process.pid) == ""
+
+
+@pytest.mark.asyncio
 async def test_a_supervisor_has_nothing_of_the_worker_s_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our rule: whatever is in the worker's environment stays there; not even the process in between gets it."""
     monkeypatch.setenv("LANGBOT_CANARY", f"canary-{uuid.uuid4().hex}")
@@ -1019,10 +1035,11 @@ def test_a_reused_pid_is_not_signalled() -> None:
 def test_the_orphan_reaper_takes_only_old_foreign_zombies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Our rule: by pid, never one of ours, never at first sight, never a child in our own session."""
     monkeypatch.setattr(limits, "ORPHAN_AGE", 0.0)
-    children = [subprocess.Popen(["true"], start_new_session=index < 2) for index in range(3)]
+    # A child that somebody else has waited for has the exit code 0 for its owner.
+    children = [subprocess.Popen(["sh", "-c", "exit 3"], start_new_session=index < 2) for index in range(3)]
     for child in children:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     reaper = OrphanReaper(lambda: [children[0].pid], adopts=True)
     assert reaper.reap() == (children[1].pid,)
-    assert [child.wait() for child in children] == [0, 0, 0]
+    assert [child.wait() for child in children] == [3, 0, 3]
     assert OrphanReaper(list, adopts=False).reap() == ()

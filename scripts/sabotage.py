@@ -14,12 +14,9 @@ if sys.version_info < (3, 11):  # noqa: UP036 - said readably where an older Pyt
 import argparse
 import functools
 import signal
-import tempfile
-import time
-from pathlib import Path
 
 from tooling import SetupError, steps, trials, venv
-from tooling.sabotages import SABOTAGES, Sabotage
+from tooling.sabotages import SABOTAGES
 
 
 def main(arguments: list[str]) -> int:
@@ -36,38 +33,13 @@ def main(arguments: list[str]) -> int:
         for each in table:
             print(f"{each.name}\n    {each.file}\n    - {each.old}\n    + {each.new}\n    {', '.join(each.tests)}")
         return 0
+    steps.say(f"{len(table)} sabotages; first their tests on untouched copies ...")
     try:
-        trials.check(table)
-        return run(table)
+        runner = trials.Runner(venv.development())
+        return trials.run(table, runner, say=functools.partial(print, flush=True))
     except (trials.Stale, SetupError) as exc:
         steps.say(str(exc))
         return 2
-
-
-def run(table: list[Sabotage]) -> int:
-    """Prove the tests green, then try every sabotage; the exit code."""
-    started = time.monotonic()
-    runner = trials.Runner(venv.development())
-    bad: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="sabotage-") as base:
-        try:
-            copies = [trials.Copy(Path(base, str(number))) for number in range(min(trials.WORKERS, len(table)))]
-            steps.say(f"{len(table)} sabotages; first their tests on untouched copies ...")
-            if problems := trials.prove_green(runner, copies, table):
-                print("\n".join(["The tests are not green on the untouched sources, so nothing can be said:", *problems]))
-                return 1
-            for verdict in trials.side_by_side(copies, table, functools.partial(trials.attempt, runner)):
-                print(verdict, flush=True)
-                if verdict.kind != "caught":
-                    bad.append(verdict.sabotage.name)
-        finally:
-            runner.end()
-    took = f"in {time.monotonic() - started:.0f} s"
-    if bad:
-        print(f"{len(bad)} of {len(table)} sabotages were not caught {took}: {', '.join(bad)}")
-        return 1
-    print(f"all {len(table)} sabotages were caught {took}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ gone before the next trial (:mod:`tooling.contained`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import queue
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -38,15 +40,17 @@ SIBLINGS: Final = {"claude_code": "ClaudeCodeAgent", "codex": "CodexAgent"}
 WORKERS: Final = 2
 """Copies, and so trials at a time."""
 TEST_SECONDS: Final = 20
-"""What a sabotaged test may take before that is its failure; the slowest of those named needs a tenth of it on a quiet core."""
-GREEN_SECONDS: Final = 60
-"""The same on the untouched copy, where it must pass on a busy machine."""
+"""What a sabotaged test may take before that is its failure: several times what any of those named needs. On the untouched
+copies, where it has to pass on a busy machine, it gets three times as much."""
 START_SECONDS: Final = 60
 """What pytest may take besides its tests before it is ended."""
 SHOWN: Final = 150
 """Characters of a failure that are shown."""
 
-ASSERTIONS: Final = ("AssertionError", "assert ", "Failed:", "TimeoutError", "failed on teardown with \"Failed:", "failed on teardown with \"Assert")
+ASSERTIONS: Final = (
+    *("AssertionError", "assert ", "Failed:", "TimeoutError"),
+    *('failed on teardown with "Failed:', 'failed on teardown with "Assert'),
+)
 """How the message of a test begins that failed by its own word: an assertion, ``pytest.fail``, ``pytest.raises`` without its
 exception, a bound that ran out, or the suite's own look at what a test has left behind."""
 
@@ -202,8 +206,9 @@ class Outcome:
 class Runner:
     """Starts pytest in a copy; knows what is running, so that it can be ended."""
 
-    def __init__(self, python: Path) -> None:
-        """``python`` is the development environment's."""
+    def __init__(self, python: Path, seconds: int = TEST_SECONDS) -> None:
+        """``python`` is the development environment's, ``seconds`` what a sabotaged test may take."""
+        self.seconds = seconds
         self._python = python
         self._running: set[subprocess.Popen[str]] = set()
         self._lock = threading.Lock()
@@ -333,7 +338,7 @@ def judge(sabotage: Sabotage, outcome: Outcome) -> Verdict:
 def attempt(runner: Runner, copy: Copy, sabotage: Sabotage) -> Verdict:
     """Apply one sabotage, run its tests, and take it back."""
     with copy.with_line(sabotage):
-        return judge(sabotage, runner.tests(copy, sabotage.tests, seconds=TEST_SECONDS, stop=True))
+        return judge(sabotage, runner.tests(copy, sabotage.tests, seconds=runner.seconds, stop=True))
 
 
 def batches(table: Sequence[Sabotage]) -> list[list[str]]:
@@ -358,21 +363,24 @@ def prove_green(runner: Runner, copies: Sequence[Copy], table: Sequence[Sabotage
     """Run every named test on the untouched copies; why one of them is not green."""
 
     def prove(copy: Copy, tests: list[str]) -> list[str]:
-        outcome = runner.tests(copy, tests, seconds=GREEN_SECONDS, stop=False)
+        outcome = runner.tests(copy, tests, seconds=3 * runner.seconds, stop=False)
         problems = [f"{test}: {said}" for test, said in outcome.failures]
         problems += outcome.problems
         return problems + [f"left a process behind: {each}" for each in outcome.left]
 
     found: list[str] = []
-    for problems in side_by_side(copies, batches(table), prove):
+    for problems in side_by_side(runner, copies, batches(table), prove):
         found += problems
     return found
 
 
 def side_by_side(
-    copies: Sequence[Copy], works: Sequence[Work], do: Callable[[Copy, Work], Result]
+    runner: Runner, copies: Sequence[Copy], works: Sequence[Work], do: Callable[[Copy, Work], Result]
 ) -> Iterator[Result]:
-    """``do(copy, work)`` for each, one at a time in every copy; the results as they come, or what one of them raised."""
+    """``do(copy, work)`` for each, one at a time in every copy; the results as they come, or what one of them raised.
+
+    Whoever stops reading early ends what ``runner`` has running.
+    """
     waiting: queue.SimpleQueue[Work] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[list[Result], BaseException | None]] = queue.SimpleQueue()
     for work in works:
@@ -399,9 +407,37 @@ def side_by_side(
             if problem is not None:
                 raise problem
             yield from results
+    except BaseException:
+        runner.end()
+        raise
     finally:
         with contextlib.suppress(queue.Empty):
             while True:
                 waiting.get_nowait()
         for thread in threads:
             thread.join()
+
+
+def run(table: Sequence[Sabotage], runner: Runner, root: Path = ROOT, say: Callable[[str], None] = print) -> int:
+    """Prove the tests green, then try every sabotage, with one line for each; 0 when all were caught, else 1.
+
+    Raises :class:`Stale` before anything is tried, and :class:`tooling.SetupError`.
+    """
+    check(table, root)
+    started = time.monotonic()
+    bad: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="sabotage-") as base:
+        copies = [Copy(Path(base, str(number)), root) for number in range(min(WORKERS, len(table)))]
+        if problems := prove_green(runner, copies, table):
+            say("\n".join(["the tests are not green on the untouched sources, so nothing can be said:", *problems]))
+            return 1
+        for verdict in side_by_side(runner, copies, table, functools.partial(attempt, runner)):
+            say(str(verdict))
+            if verdict.kind != "caught":
+                bad.append(verdict.sabotage.name)
+    took = f"in {time.monotonic() - started:.0f} s"
+    if bad:
+        say(f"{len(bad)} of {len(table)} sabotages were not caught ({took}): {', '.join(bad)}")
+        return 1
+    say(f"all {len(table)} sabotages were caught ({took})")
+    return 0

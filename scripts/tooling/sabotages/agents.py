@@ -60,16 +60,17 @@ _processes = (
     Sabotage(
         "cancelled-stop-stops-ending",
         pkg("supervised_process"),
-        "await process.stop()",
-        "return await process.stop()",
+        "continue",
+        "raise",
         (f"{_SUPERVISOR}::test_a_cancelled_start_leaves_nothing",),
+        within="async def stopped(",
     ),
     Sabotage(
         "unconfirmed-end-is-a-success",
         pkg("supervised_process"),
         'self._finish(("processes outlived SIGKILL", tuple(report["pids"])))',
         "self._finish(None)",
-        (f"{_SUPERVISOR}::test_an_end_that_is_not_confirmed_is_no_success",),
+        (f"{_SUPERVISOR}::test_an_end_that_is_not_confirmed_is_no_success_until_its_proof",),
     ),
     Sabotage(
         "lost-supervisor-is-a-success",
@@ -98,13 +99,6 @@ _processes = (
         "env = {**command.env, JOB_MARKER: self._table.marker(self._job_id)}",
         "env = dict(command.env)",
         (f"{_JOBS}::TestLauncher::test_agent_and_supervisor_carry_the_marker_and_the_pid_is_noted",),
-    ),
-    Sabotage(
-        "recorded-pid-without-its-start-time",
-        pkg("daemon_jobs"),
-        "if found is None or found.start != start or not found.alive:",
-        "if found is None or not found.alive:",
-        (f"{_JOBS}::TestProof::test_a_pid_that_somebody_else_has_now_is_left_alone",),
     ),
     Sabotage(
         "recorded-pid-without-the-marker",
@@ -163,21 +157,21 @@ _approvals = (
         pkg("parking"),
         "return [turn for turn in self._turns.values() if turn.conversation == conversation]",
         "return list(self._turns.values())",
-        (f"{_PARKING}::test_an_approver_in_another_chat_answers_nothing",),
+        (f"{_ATTACKS}::test_an_approver_s_message_in_another_chat_is_none_here",),
     ),
     Sabotage(
         "anybody-answers",
         pkg("parking"),
         "return actor == self.requester and actor.sender_id == self.requester.sender_id",
         "return True",
-        (f"{_PARKING}::test_another_member_changes_nothing",),
+        (f"{_PARKING}::test_in_a_shared_session_only_the_requester_answers",),
     ),
     Sabotage(
         "requester-without-the-person",
         pkg("parking"),
         "return actor == self.requester and actor.sender_id == self.requester.sender_id",
         "return actor == self.requester",
-        (f"{_PARKING}::test_with_a_whole_chat_as_the_actor_only_the_person_who_asked_answers",),
+        (f"{_ATTACKS}::test_where_a_whole_chat_is_the_actor_only_the_person_who_asked_answers",),
     ),
     Sabotage(
         "approver-of-yesterday",
@@ -211,7 +205,7 @@ _approvals = (
         "expired-turn-waits-on",
         pkg("parking"),
         "elif channel.ended or (left := turn.until - time.monotonic()) <= 0:",
-        "elif channel.ended or (left := 3600 + turn.until - time.monotonic()) <= 0:",
+        "elif channel.ended or (left := 1e9 + turn.until - time.monotonic()) <= 0:",
         (f"{_PARKING}::test_on_its_deadline_the_turn_is_cancelled_and_the_next_run_says_so",),
     ),
     Sabotage(
@@ -280,7 +274,7 @@ _approvals = (
         pkg("asking"),
         'elif verdict.verdict == "deny":',
         "elif False:",
-        (f"{_PARKING}::test_a_denial_by_the_policy_reaches_the_agent",),
+        (f"{_ATTACKS}::test_what_the_form_denies_the_agent_is_denied",),
     ),
     Sabotage(
         "allow-all-by-default",
@@ -337,6 +331,7 @@ _approvals = (
         "if not self._grants.take_command(command, args, cwd, env):",
         "if False:",
         (f"{_REQUESTS}::test_a_command_is_shown_whole_and_not_run_when_refused",),
+        red="ValueError: not enough values to unpack",
     ),
     Sabotage(
         "rejection-runs-all-the-same",

@@ -112,7 +112,7 @@ _revocation = (
         pkg("installations"),
         "if self.revoked:",
         "if False:",
-        (f"{_INSTALLATIONS}::test_revoking_closes_sessions_ends_work_and_drops_secrets",),
+        (f"{_INSTALLATIONS}::test_a_revoked_installation_starts_nothing",),
     ),
     Sabotage(
         "revocation-forgets-its-installation-never",
@@ -222,13 +222,6 @@ _authority = (
         "if allowed_actors and (actor.sender_id or actor.actor_id) not in allowed_actors:",
         "if False:",
         (f"{_IDENTITY}::TestWhoMayUseIt::test_a_list_lets_only_its_members_start",),
-    ),
-    Sabotage(
-        "allowed-actors-asked-after-the-start",
-        pkg("run_loop"),
-        "if not approves:",
-        "if False:",
-        ("test_run_loop.py::test_only_allowed_actors_start_a_run",),
     ),
     Sabotage(
         "anybody-steers",
