@@ -590,7 +590,7 @@ class TestWayOut:
             writer.close()
 
         async with await asyncio.start_server(proxy, "127.0.0.1", 0) as server:
-            address = "http://127.0.0.1:{}".format(server.sockets[0].getsockname()[1])
+            address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             for name in ("http_proxy", "https_proxy", "all_proxy", "ws_proxy"):
                 monkeypatch.setenv(name, address)
                 monkeypatch.setenv(name.upper(), address)
@@ -613,7 +613,7 @@ class TestWayOut:
             writer.close()
 
         async with await asyncio.start_server(elsewhere, "127.0.0.1", 0) as server:
-            daemon = ScriptedDaemon(url="ws://127.0.0.1:{}".format(server.sockets[0].getsockname()[1]))
+            daemon = ScriptedDaemon(url=f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}")
             async with running_daemon(daemon):
                 await until(lambda: len(daemon.states) >= 2)
             assert {state for state, _ in daemon.states} == {"lost"}

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 from langbot_plugin.entities.io.context import InstallationBinding
-
 from main import CodingRunnerPlugin
+
 from pkg import installations, limits
 from pkg.agent_api import SessionSpec
 from pkg.errors import ProcessCleanupUnconfirmed, Refused

@@ -1,12 +1,12 @@
 """One command with everything it starts: bounded in time, and gone with all of its descendants when this program ends.
 
-A script of its own: ``python -I contained.py SECONDS OUTPUT COMMAND...`` runs the command in a session of its own, with what it
-prints in the file OUTPUT, and prints one JSON object: ``code`` (negative: the signal that ended it; ``null``: it took longer than
-SECONDS and was ended) and ``left`` (command lines of processes that outlived it and were ended).
+A script of its own: ``python -I contained.py SECONDS OUTPUT COMMAND...`` runs the command in a session of its own, with what
+it prints in the file OUTPUT, and prints one JSON object: ``code`` (negative: the signal that ended it; ``null``: it took
+longer than SECONDS and was ended) and ``left`` (command lines of processes that outlived it and were ended).
 
-Guarantees: on Linux every orphan of the tree becomes a child of this program (a subreaper), whatever session it made for itself,
-and this program ends when no child is left; elsewhere the command's process group is all that is ended. SIGTERM, SIGINT and the
-death of the parent end the tree, too.
+Guarantees: on Linux every orphan of the tree becomes a child of this program (a subreaper), whatever session it made for
+itself, and this program ends when no child is left; elsewhere the command's process group is all that is ended. SIGTERM,
+SIGINT and the death of the parent end the tree, too.
 """
 
 from __future__ import annotations

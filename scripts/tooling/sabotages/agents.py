@@ -213,8 +213,10 @@ _approvals = (
         pkg("answering"),
         "known = record is not None and record.who == who and not record.expired",
         "known = record is not None and not record.expired",
-        (f"{_PARKING}::test_after_a_restart_a_stranger_s_press_is_over",
-         f"{_PARKING}::test_after_a_restart_a_session_of_all_has_still_one_who_may_answer"),
+        (
+            f"{_PARKING}::test_after_a_restart_a_stranger_s_press_is_over",
+            f"{_PARKING}::test_after_a_restart_a_session_of_all_has_still_one_who_may_answer",
+        ),
     ),
     Sabotage(
         "older-button-answers-after-a-restart",
@@ -228,7 +230,7 @@ _approvals = (
         pkg("parking"),
         "if turn.state is not State.WAITING:",
         "if False:",
-        (f"{_PARKING}::test_two_answers_at_once_are_one",),
+        (f"{_PARKING}::test_a_parked_turn_is_taken_back_once",),
         within="def take(self, turn",
     ),
     Sabotage(
@@ -236,8 +238,10 @@ _approvals = (
         pkg("parking"),
         "if interaction_id in self._settled:",
         "if False:",
-        (f"{_PARKING}::test_what_was_stopped_is_never_allowed_afterwards",
-         f"{_ATTACKS}::test_what_is_over_is_over_also_for_a_press_that_was_on_its_way"),
+        (
+            f"{_PARKING}::test_what_was_stopped_is_never_allowed_afterwards",
+            f"{_ATTACKS}::test_what_is_over_is_over_also_for_a_press_that_was_on_its_way",
+        ),
     ),
     Sabotage(
         "once-is-not-used-up",
@@ -253,13 +257,6 @@ _approvals = (
         "taken = bool(name) and self.once == name",
         "taken = bool(self.once)",
         (f"{_PARKING}::test_after_a_restart_the_answer_allows_exactly_that_action_once",),
-    ),
-    Sabotage(
-        "once-outlives-its-turn",
-        pkg("asking"),
-        'held.live.grants.once = ""',
-        "pass",
-        (f"{_ATTACKS}::test_a_grant_for_once_ends_with_a_turn_that_asks_nothing",),
     ),
     Sabotage(
         "denied-by-now-allowed-all-the-same",
@@ -359,25 +356,25 @@ _approvals = (
 _chat = (
     Sabotage(
         "last-delta-dropped",
-        pkg("results"),
-        "await self._feed(self._cleaner.flush())",
-        "",
-        ("test_results.py::test_what_the_cleaner_holds_back_is_shown_at_the_end",),
-        within="async def finish(",
-    ),
-    Sabotage(
-        "deltas-dropped-behind-the-first",
         pkg("event_buffer"),
         'return dataclasses.replace(self.event, text="".join([self.event.text, *self.more]))',
         'return dataclasses.replace(self.event, text="".join([self.event.text, *self.more[:-1]]))',
         ("test_acp_turns.py::test_five_thousand_updates_arrive_in_order",),
     ),
     Sabotage(
+        "run-ends-before-everything-is-sent",
+        pkg("results"),
+        "await self._drain()",
+        "",
+        ("test_results.py::test_any_run_shows_the_answer_once_and_nothing_else",),
+        within="async def _finish_stream(",
+    ),
+    Sabotage(
         "two-terminal-results",
         pkg("results"),
         "self._finished = True",
         "pass",
-        ("test_results.py::test_the_end_is_told_once",),
+        ("test_results.py::test_nothing_follows_the_terminal_result",),
         within="async def finish(",
     ),
     Sabotage(
@@ -391,7 +388,7 @@ _chat = (
         "session-given-up-at-any-failure",
         pkg("held_session"),
         "if await store.save(session_id):",
-        "if await store.save(\"\"):",
+        'if await store.save(""):',
         ("test_run_loop.py::test_without_keep_warm_the_session_is_closed_and_resumed_by_its_stored_id",),
     ),
 )

@@ -346,7 +346,7 @@ _secrets = (
     Sabotage(
         "secret-shown-behind-a-cut",
         pkg("redaction"),
-        "text = whole if newline else self._without_rest(text.lstrip(\"\\ufffd\"))",
+        'text = whole if newline else self._without_rest(text.lstrip("\\ufffd"))',
         "pass",
         ("test_redaction.py::test_a_cut_through_a_secret_shows_nothing_of_it",),
     ),
@@ -421,7 +421,7 @@ _files = (
         pkg("relay_markers"),
         "folder.mkdir(mode=0o700, parents=True, exist_ok=True)",
         "folder.mkdir(mode=0o755, parents=True, exist_ok=True)",
-        (f"{_TRUST[:-len('_trust.py')]}.py::TestJobs::test_a_marker_is_on_the_disk_before_the_job_and_private",),
+        (f"{_TRUST[: -len('_trust.py')]}.py::TestJobs::test_a_marker_is_on_the_disk_before_the_job_and_private",),
     ),
 )
 

@@ -74,7 +74,9 @@ _installation = (
 
 _ACTOR = "return [self.kind, self.actor_id, self.bot_id]"
 _CHAT = "return [self.bot_id, self.conversation_id]"
-_CONVERSATION_KEY = 'return _digest("conversation", authority.parts(), conversation.parts(), None if actor is None else actor.parts())'
+_CONVERSATION_KEY = (
+    'return _digest("conversation", authority.parts(), conversation.parts(), None if actor is None else actor.parts())'
+)
 _SESSION_KEY = 'return _digest("session", authority.lasting_parts(), conversation.parts(), who, [agent, machine, workspace])'
 _SCOPED_NAME = 'return _digest("actor", authority.parts(), actor.parts())'
 _LASTING_NAME = 'return _digest("person", authority.lasting_parts(), actor.parts(), actor.sender_id)'
@@ -93,7 +95,9 @@ _people = (
         for name, part in (("bot", "self.bot_id, "), ("conversation-id", ", self.conversation_id"))
     ),
     *(
-        Sabotage(f"actor-name-without-{name}", pkg("identity"), _SCOPED_NAME, _without(_SCOPED_NAME, part), (f"{_KEYS}::{test}",))
+        Sabotage(
+            f"actor-name-without-{name}", pkg("identity"), _SCOPED_NAME, _without(_SCOPED_NAME, part), (f"{_KEYS}::{test}",)
+        )
         for name, part, test in (
             ("installation", "authority.parts(), ", "test_a_scoped_name_stands_on_the_whole_binding"),
             ("actor", ", actor.parts()", "test_a_scoped_name_stands_on_the_whole_actor"),
@@ -198,7 +202,14 @@ _BUSY = "SessionUnavailable: This session is in use"
 _WRITER = "test_runtime_support.py::test_a_session_has_one_writer"
 
 _guard = (
-    Sabotage("guard-without-workspace", pkg("runtime_support"), _GUARD, _without(_GUARD, "{os.path.realpath(workspace)}"), (_WRITER,), red=_BUSY),
+    Sabotage(
+        "guard-without-workspace",
+        pkg("runtime_support"),
+        _GUARD,
+        _without(_GUARD, "{os.path.realpath(workspace)}"),
+        (_WRITER,),
+        red=_BUSY,
+    ),
     Sabotage("guard-without-session", pkg("runtime_support"), _GUARD, _without(_GUARD, "{session_id}"), (_WRITER,), red=_BUSY),
     Sabotage(
         "guard-by-name-instead-of-real-path",
@@ -230,7 +241,10 @@ _grants = (
     *(
         Sabotage(f"session-grant-without-{name}", pkg("session_grants"), _COVERS, new, (_GRANTS,))
         for name, new in (
-            ("actor-kind", "return bool(name) and (*actor.parts()[1:], actor.sender_id, name) in {key[1:] for key in self._granted}"),
+            (
+                "actor-kind",
+                "return bool(name) and (*actor.parts()[1:], actor.sender_id, name) in {key[1:] for key in self._granted}",
+            ),
             (
                 "actor-id",
                 "return bool(name) and (actor.kind, actor.bot_id, actor.sender_id, name)"
@@ -238,7 +252,8 @@ _grants = (
             ),
             (
                 "bot",
-                "return bool(name) and (*actor.parts()[:2], actor.sender_id, name) in {(*key[:2], *key[3:]) for key in self._granted}",
+                "return bool(name) and (*actor.parts()[:2], actor.sender_id, name)"
+                " in {(*key[:2], *key[3:]) for key in self._granted}",
             ),
             ("sender", "return bool(name) and (*actor.parts(), name) in {(*key[:3], key[4]) for key in self._granted}"),
             ("action", "return bool(name) and (*actor.parts(), actor.sender_id) in {key[:4] for key in self._granted}"),
@@ -251,7 +266,13 @@ _grants = (
         for name, part in (("action", "exact, "), ("machine", "machine, "), ("directory", ", directory"))
     ),
     *(
-        Sabotage(f"action-without-{name}", pkg("interactions"), _DIGEST, _without(_DIGEST, part), (f"test_approval_attacks.py::{_ACTION}",))
+        Sabotage(
+            f"action-without-{name}",
+            pkg("interactions"),
+            _DIGEST,
+            _without(_DIGEST, part),
+            (f"test_approval_attacks.py::{_ACTION}",),
+        )
         for name, part in (
             ("kind", "event.kind, "),
             ("command", "event.command, "),
@@ -307,9 +328,7 @@ _VECTORS = "test_relay_protocol_vectors.py::test_both_roles_reproduce_the_golden
 _TRUST = "test_coding_relay_v1_trust.py"
 _DAEMON_KEY = 'return _hmac(token.encode("utf-8", "surrogatepass"), b"daemon key", daemon_id.encode("utf-8"))'
 _SCOPE = 'names = ("instance_uuid", "workspace_uuid", "installation_uuid")'
-_MARKER_NAME = (
-    r'name = hashlib.sha256(f"{daemon_id}\0{job_id}".encode("utf-8", "surrogatepass")).hexdigest()[:40]'
-)
+_MARKER_NAME = r'name = hashlib.sha256(f"{daemon_id}\0{job_id}".encode("utf-8", "surrogatepass")).hexdigest()[:40]'
 _SAME_DAEMON = "if link.incarnation != identity.incarnation or link.key != socket.key:"
 _JOB_MARKER = 'marker = f"{self.table}.{hashlib.sha256(job_id.encode()).hexdigest()[:24]}"'
 
@@ -365,17 +384,21 @@ _daemons = (
         pkg("relay_hub"),
         "self._settle(link, table, same=link.incarnation == identity.incarnation)",
         "self._settle(link, table, same=link.daemon_id == identity.daemon_id)",
-        (f"{_AUTH}::test_a_restarted_daemon_reports_what_it_has_ended",
-         f"{_AUTH}::test_a_cancel_that_meets_a_restarted_daemon_is_answered_by_its_table",
-         f"{_TRUST}::TestEnds::test_a_killed_daemon_s_job_is_lost_and_its_successor_proves_the_end"),
+        (
+            f"{_AUTH}::test_a_restarted_daemon_reports_what_it_has_ended",
+            f"{_AUTH}::test_a_cancel_that_meets_a_restarted_daemon_is_answered_by_its_table",
+            f"{_TRUST}::TestEnds::test_a_killed_daemon_s_job_is_lost_and_its_successor_proves_the_end",
+        ),
     ),
     Sabotage(
         "jobs-go-on-with-any-hub-process",
         pkg("relay_table"),
         "self.epoch == epoch",
         "True",
-        (f"{_AUTH}::test_a_job_that_does_not_stand_where_the_hub_left_it_is_not_gone_on_with",
-         f"{_AUTH}::test_a_restarted_hub_ends_what_it_does_not_know"),
+        (
+            f"{_AUTH}::test_a_job_that_does_not_stand_where_the_hub_left_it_is_not_gone_on_with",
+            f"{_AUTH}::test_a_restarted_hub_ends_what_it_does_not_know",
+        ),
     ),
     Sabotage(
         "events-from-any-connection",
