@@ -28,7 +28,7 @@ import pytest
 from pkg import limits, process_supervisor, texts
 from pkg.errors import AgentDied, LaunchError, ProcessCleanupUnconfirmed
 from pkg.launch import Command, Graces, LocalLauncher
-from pkg.supervised_process import OrphanReaper, SupervisedProcess, terminate_process_group
+from pkg.supervised_process import OrphanReaper, SupervisedProcess, stopped, terminate_process_group
 from testkit import hostile_trees
 
 SHORT = Graces(eof=0.2, term=0.2, kill=5.0)
@@ -462,6 +462,20 @@ async def test_repeated_cancellation_does_not_stop_the_ending(tmp_path: Path) ->
             with pytest.raises(asyncio.CancelledError):
                 await task
         await asyncio.gather(process.stop(), process.stop())
+        assert hostile_trees.living(tree) == []
+
+
+@pytest.mark.asyncio
+async def test_whoever_awaits_an_end_is_cancelled_only_behind_it(tmp_path: Path) -> None:
+    """Our rule: an end that has to be seen through is, however often its caller is cancelled meanwhile."""
+    async with running("term_ignorer", tmp_path) as process:
+        tree = await asyncio.to_thread(hostile_trees.complete, tmp_path, 2)
+        ending = asyncio.ensure_future(stopped(process))
+        async with asyncio.timeout(BOUND):
+            while not ending.done():
+                await asyncio.wait({ending}, timeout=0.01)
+                ending.cancel()
+        assert ending.cancelled()
         assert hostile_trees.living(tree) == []
 
 

@@ -62,7 +62,7 @@ _processes = (
         pkg("supervised_process"),
         "continue",
         "raise",
-        (f"{_SUPERVISOR}::test_a_cancelled_start_leaves_nothing",),
+        (f"{_SUPERVISOR}::test_whoever_awaits_an_end_is_cancelled_only_behind_it",),
         within="async def stopped(",
     ),
     Sabotage(

@@ -361,9 +361,10 @@ _daemons = (
     Sabotage(
         "daemon-without-installation",
         pkg("relay_hub"),
-        "links = self._links.setdefault(installation, {})",
-        "links = next(iter(self._links.values()), None) or self._links.setdefault(installation, {})",
+        "link = self._links.get(installation, {}).get(daemon_id)",
+        "link = next((links[daemon_id] for links in self._links.values() if daemon_id in links), None)",
         (f"{_AUTH}::test_a_revoked_installation_loses_its_daemons_and_no_other_does",),
+        within="def start_job(",
     ),
     Sabotage(
         "daemon-ids-compared-instead-of-incarnations",
