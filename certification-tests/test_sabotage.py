@@ -6,6 +6,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from testkit import hostile_trees
-from tooling import ROOT, contained, packages, trials
+from tooling import ROOT, packages, trials
 from tooling.sabotages import SABOTAGES, Sabotage
 
 SOURCE = """\
@@ -66,7 +67,8 @@ def tried(repository: Path) -> Callable[..., tuple[int, list[str]]]:
 
     def run(*table: Sabotage, seconds: int = 20) -> tuple[int, list[str]]:
         said: list[str] = []
-        code = trials.run(table, trials.Runner(Path(sys.executable), seconds), repository, said.append)
+        with trials.Runner(Path(sys.executable), seconds) as runner:
+            code = trials.run(table, runner, repository, said.append)
         return code, "\n".join(said).splitlines()
 
     return run
@@ -185,26 +187,39 @@ def test_a_test_that_is_red_anyway_catches_nothing(tried: Callable[..., tuple[in
 def test_what_a_test_leaves_behind_is_ended(tried: Callable[..., tuple[int, list[str]]], tmp_path: Path) -> None:
     """Our rule: also what has made a session of its own; the line says so."""
     file = tmp_path / "pid"
-    start = f"subprocess.Popen(['sh', '-c', 'echo $$ > {file}; exec sleep 600'], start_new_session=True)"
-    code, said = tried(wrong(f"{start}; __import__('time').sleep(0.5); return number + 2"))
+    script = f"echo $$ > {file}; echo; exec sleep 600"
+    start = f"subprocess.Popen(['sh', '-c', '{script}'], stdout=subprocess.PIPE, start_new_session=True)"
+    code, said = tried(wrong(f"{start}.stdout.readline(); return number + 2"))
     assert code == 0
     assert said[0].endswith("[1 process(es) left behind and ended]")
     assert hostile_trees.start_time(int(file.read_text())) == ""
 
 
-def test_a_command_that_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
-    """Our rule: SIGTERM ends what runs at the moment, with all that it has started."""
+def test_trials_that_are_ended_leave_nothing(repository: Path, tmp_path: Path) -> None:
+    """Our rule: what runs at the moment is gone, with all that it has started, when its end has been waited for."""
     file = tmp_path / "pid"
-    command = ["sh", "-c", f"setsid sh -c 'echo $$ > {file}; exec sleep 600' & wait"]
-    wrapper = subprocess.Popen([sys.executable, "-I", contained.__file__, "600", str(tmp_path / "output"), *command])
-    deadline = time.monotonic() + 30
-    while not (file.exists() and file.read_text().strip()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    pid = int(file.read_text())
-    assert hostile_trees.start_time(pid)
-    wrapper.terminate()
-    wrapper.wait(30)
-    assert hostile_trees.start_time(pid) == ""
+    start = f"subprocess.Popen(['sh', '-c', 'echo $$ > {file}; exec sleep 600'], start_new_session=True)"
+    table = [wrong(f"{start}; __import__('time').sleep(600)")]
+    with trials.Runner(Path(sys.executable), 600) as runner:
+        ended: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                trials.run(table, runner, repository, lambda _: None)
+            except trials.Ended as exc:
+                ended.append(exc)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        deadline = time.monotonic() + 60
+        while not (file.exists() and file.read_text().strip()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        pid = int(file.read_text())
+        assert hostile_trees.start_time(pid)
+        runner.end()
+        assert hostile_trees.start_time(pid) == ""
+        thread.join(60)
+    assert ended
 
 
 # ------------------------------------------------------------------ copies and the command

@@ -35,9 +35,9 @@ def main(arguments: list[str]) -> int:
         return 0
     steps.say(f"{len(table)} sabotages; first their tests on untouched copies ...")
     try:
-        runner = trials.Runner(venv.development())
-        return trials.run(table, runner, say=functools.partial(print, flush=True))
-    except (trials.Stale, SetupError) as exc:
+        with trials.Runner(venv.development()) as runner:
+            return trials.run(table, runner, say=functools.partial(print, flush=True))
+    except (trials.Stale, trials.Ended, SetupError) as exc:
         steps.say(str(exc))
         return 2
 

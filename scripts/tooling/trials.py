@@ -4,7 +4,7 @@ A sabotage counts as caught only when a named test of it, which is green on the 
 cannot collect or set up its tests, skips them, or stumbles over a name or type that the wrong line broke proves nothing.
 
 Guarantees: the working copy is never written to; each copy is as it was after every trial; everything that a test started is
-gone before the next trial (:mod:`tooling.contained`).
+gone before the next trial (:mod:`tooling.nursery`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import queue
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -27,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
-from tooling import ROOT, SetupError, contained, packages
+from tooling import ROOT, SetupError, nursery, packages
 from tooling.sabotages import Sabotage
 
 Work = TypeVar("Work")
@@ -53,6 +52,14 @@ ASSERTIONS: Final = (
 )
 """How the message of a test begins that failed by its own word: an assertion, ``pytest.fail``, ``pytest.raises`` without its
 exception, a bound that ran out, or the suite's own look at what a test has left behind."""
+
+
+_ALREADY_IMPORTED: Final = "pytest.PytestAssertRewriteWarning"
+"""What pytest says of plugins that the nursery has imported; no assertion of theirs is of interest."""
+
+
+class Ended(Exception):
+    """What runs the tests was told to end, or has ended by itself."""
 
 
 class Stale(Exception):
@@ -204,13 +211,13 @@ class Outcome:
 
 
 class Runner:
-    """Starts pytest in a copy; knows what is running, so that it can be ended."""
+    """Runs pytest in copies, one run at a time in each; knows what is running, so that it can be ended."""
 
     def __init__(self, python: Path, seconds: int = TEST_SECONDS) -> None:
         """``python`` is the development environment's, ``seconds`` what a sabotaged test may take."""
         self.seconds = seconds
         self._python = python
-        self._running: set[subprocess.Popen[str]] = set()
+        self._nurseries: dict[Copy, subprocess.Popen[str]] = {}
         self._lock = threading.Lock()
         self._ended = False
 
@@ -225,44 +232,62 @@ class Runner:
         environment["CODING_RUNNER_PACKAGE"] = SIBLINGS.get(directory, "")
         with tempfile.TemporaryDirectory(prefix="sabotage-run-") as base:
             report, output = Path(base, "report.xml"), Path(base, "output")
-            options = ["-q", "-p", "no:cacheprovider", f"--timeout={seconds}", f"--junitxml={report}", f"--basetemp={base}/tmp"]
-            command = [str(self._python), "-m", "pytest", *options, *(["-x"] if stop else [])]
-            command += [f"{TESTS}/{test}" for test in tests]
-            bound = START_SECONDS + (seconds if stop else seconds * len(tests))
-            code, left = self._contained(command, bound, output, copy.root, environment)
-            return _outcome(code, tuple(left), report, output)
+            options = ["-q", "-p", "no:cacheprovider", "-W", f"ignore::{_ALREADY_IMPORTED}", f"--timeout={seconds}"]
+            options += [f"--junitxml={report}", f"--basetemp={base}/tmp", *(["-x"] if stop else [])]
+            request = {
+                "arguments": [*options, *(f"{TESTS}/{test}" for test in tests)],
+                "cwd": str(copy.root),
+                "env": environment,
+                "output": str(output),
+                "seconds": START_SECONDS + (seconds if stop else seconds * len(tests)),
+            }
+            told = self._asked(copy, json.dumps(request))
+            return _outcome(told["code"], tuple(told["left"]), report, output)
 
-    def _contained(
-        self, command: list[str], bound: float, output: Path, cwd: Path, environment: dict[str, str]
-    ) -> tuple[int | None, list[str]]:
-        wrapper = [sys.executable, "-I", contained.__file__, str(bound), str(output), *command]
+    def _asked(self, copy: Copy, request: str) -> dict[str, Any]:
         with self._lock:
             if self._ended:
-                raise KeyboardInterrupt
-            process = subprocess.Popen(
-                wrapper, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
-                start_new_session=True,
-            )  # fmt: skip
-            self._running.add(process)
+                raise Ended("no test is run any more")
+            nursery = self._nurseries.get(copy)
+            if nursery is None:
+                nursery = self._nurseries[copy] = self._nursery()
+        assert nursery.stdin is not None and nursery.stdout is not None
         try:
-            printed, _ = process.communicate()
-        finally:
-            with self._lock:
-                self._running.discard(process)
-        if process.returncode != 0:
-            raise KeyboardInterrupt
-        told: dict[str, Any] = json.loads(printed)
-        return told["code"], told["left"]
+            nursery.stdin.write(request + "\n")
+            nursery.stdin.flush()
+            line = nursery.stdout.readline()
+        except OSError:
+            line = ""
+        if not line:
+            raise Ended("what runs the tests was ended")
+        told: dict[str, Any] = json.loads(line)
+        return told
+
+    def _nursery(self) -> subprocess.Popen[str]:
+        # A session of its own: what interrupts this program is told to it by this program.
+        command = [str(self._python), "-I", nursery.__file__]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
     def end(self) -> None:
-        """End what is running, and start nothing any more."""
+        """End what is running and wait until it is gone; nothing is started any more."""
         with self._lock:
             self._ended = True
-            running = list(self._running)
+            running = list(self._nurseries.values())
         for process in running:
             process.terminate()
         for process in running:
             process.wait()
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+        for process in self._nurseries.values():
+            assert process.stdin is not None and process.stdout is not None
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+            process.stdout.close()
 
 
 def _outcome(code: int | None, left: tuple[str, ...], report: Path, output: Path) -> Outcome:

@@ -139,6 +139,22 @@ _approvals = (
         ("test_acp_open_requests.py::test_an_answer_counts_once_and_only_for_its_request",),
     ),
     Sabotage(
+        "approval-of-claude-code-answered-by-order",
+        "ClaudeCodeAgent/agent/session.py",
+        "asked = self._asked.pop(request_id, None)",
+        'asked = self._asked.pop(next(iter(self._asked), ""), None)',
+        ("claude_code/test_claude_open_requests.py::test_an_answer_counts_once_and_only_for_its_request",),
+        within="async def answer(",
+    ),
+    Sabotage(
+        "approval-of-codex-answered-by-order",
+        "CodexAgent/agent/requests.py",
+        "found = self._open.pop(name, None)",
+        'found = self._open.pop(next(iter(self._open), ""), None)',
+        ("codex/test_codex_requests.py::TestApprovals::test_an_answer_counts_once",),
+        within="def answer(",
+    ),
+    Sabotage(
         "press-answers-whatever-waits-first",
         pkg("parking"),
         "return next((turn for turn in self._turns.values() if turn.interaction_id == interaction_id), None)",

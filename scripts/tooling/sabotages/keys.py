@@ -361,10 +361,9 @@ _daemons = (
     Sabotage(
         "daemon-without-installation",
         pkg("relay_hub"),
-        "link = self._links.get(installation, {}).get(daemon_id)",
-        "link = next((links[daemon_id] for links in self._links.values() if daemon_id in links), None)",
+        "links = self._links.get(installation, {}).values()",
+        "links = [link for links in self._links.values() for link in links.values()]",
         (f"{_AUTH}::test_a_revoked_installation_loses_its_daemons_and_no_other_does",),
-        within="def start_job(",
     ),
     Sabotage(
         "daemon-ids-compared-instead-of-incarnations",
