@@ -6,6 +6,7 @@ Against a scripted driver (local protocol fixture), as :mod:`test_parking`, whic
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from pkg.agent_api import (
     Answer,
     ApprovalRequested,
     Choice,
+    FileDiff,
     Notice,
     Prompt,
     QuestionAsked,
@@ -27,7 +29,7 @@ from pkg.agent_api import (
 )
 from pkg.approval_policy import grant
 from pkg.identity import Actor
-from pkg.interactions import Decided, OpenRequest
+from pkg.interactions import Decided, OpenRequest, digest
 from pkg.parking import Outcome as Became
 from pkg.session_grants import SessionGrants, placed
 from testkit.host_actions import message
@@ -164,6 +166,60 @@ async def test_an_approver_who_was_removed_meanwhile_answers_nothing(tmp_path: P
         await h.run("/stop", run_id="r3", actor="9", **group)
         assert not h.driver.sessions[0].answers
         assert any(each.held.live.session is h.driver.sessions[0] for each in parked())  # type: ignore[attr-defined]
+
+
+@pytest.mark.asyncio
+async def test_an_approver_who_is_named_only_now_answers_nothing(tmp_path: Path) -> None:
+    """Our rule: nor does whoever the form did not name when it was asked."""
+    group: dict[str, Any] = {"conversation": "group_1", "delivery": delivery()}
+    async with harness(tmp_path, ScriptedDriver(asks)) as h:
+        shown = requested(await h.run("go", run_id="r1", **group))
+        done = await press(h, shown, 1, actor="9", config={"approvers": ["9"]}, **group)
+        assert "Only the person who asked" in done.text
+        assert not h.driver.sessions[0].answers
+
+
+@pytest.mark.asyncio
+async def test_an_approver_s_message_in_another_chat_is_none_here(tmp_path: Path) -> None:
+    """Our rule: as a press: a number answers what waits in its own chat, and is a message like any other elsewhere."""
+    config = {"approvers": ["9"]}
+    async with harness(tmp_path, ScriptedDriver(asks)) as h:
+        await h.run("go", run_id="r1", conversation="group_1", config=config)
+        await h.run("1", run_id="r2", actor="9", conversation="group_2", config=config)
+        assert not h.driver.sessions[0].answers
+        assert h.driver.sessions[1].prompts[0].text == "1"
+
+
+@pytest.mark.asyncio
+async def test_where_a_whole_chat_is_the_actor_only_the_person_who_asked_answers(tmp_path: Path) -> None:
+    """Our rule: a legacy form shares sessions and runs in a chat, and no right to allow."""
+    group: dict[str, Any] = {"conversation": "group_1", "config": {"user-id-source": "legacy-session"}}
+    async with harness(tmp_path, ScriptedDriver(asks)) as h:
+        await h.run("go", run_id="r1", **group)
+        assert "waiting for an answer" in (await h.run("1", run_id="r2", actor="8", **group)).text
+        assert not h.driver.sessions[0].answers
+        assert "answered yes" in (await h.run("1", run_id="r3", **group)).text
+
+
+@pytest.mark.asyncio
+async def test_after_a_restart_only_the_button_that_was_shown_last_counts(tmp_path: Path) -> None:
+    """Our rule: another step of a request is another request, also where nobody but the host's state knows it."""
+    async with harness(tmp_path, ScriptedDriver(asks)) as h:
+        shown = requested(await h.run("go", run_id="r1", delivery=delivery()))
+        requested(await press(h, shown, 4, delivery=delivery()))
+    async with harness(tmp_path, ScriptedDriver(asks)) as again:
+        again.host.state = h.host.state
+        assert "no longer open" in (await press(again, shown, 1, delivery=delivery())).text
+        assert not again.driver.sessions
+
+
+@pytest.mark.asyncio
+async def test_what_the_form_denies_the_agent_is_denied(tmp_path: Path) -> None:
+    """Our rule: a person is not even asked, and the agent reads a refusal."""
+    async with harness(tmp_path, ScriptedDriver(asks)) as h:
+        done = await h.run("go", run_id="r1", config={"approval-policy": "deny"})
+        assert "answered no" in done.text
+        assert not parked()
 
 
 @pytest.mark.asyncio
@@ -538,6 +594,48 @@ def test_the_name_of_what_is_allowed_once_has_every_part() -> None:
     }
     assert len(names) == 8
     assert placed(wish(complete=False), "local", "/w") == ""
+
+
+def test_what_is_allowed_is_named_by_everything_that_would_be_done() -> None:
+    """Our rule: kind, command, paths, changes, directory and, where there is nothing else, the title."""
+    edit = ApprovalRequested("a", "t", "edit", CHOICES, paths=("/w/a",), diffs=(FileDiff("/w/a", "1", "2"),), cwd="/w")
+    named = ApprovalRequested("a", "t", "fetch", CHOICES, cwd="/w")
+    events = [
+        wish(),
+        wish(command="other"),
+        dataclasses.replace(wish(), kind="other"),
+        dataclasses.replace(wish(), cwd="/v"),
+        dataclasses.replace(wish(), paths=("/w/a",)),
+        edit,
+        dataclasses.replace(edit, diffs=(FileDiff("/w/a", "1", "3"),)),
+        named,
+        dataclasses.replace(named, title="other"),
+    ]
+    assert len({digest(event) for event in events} - {""}) == len(events)
+
+
+def test_a_grant_for_the_session_has_every_part() -> None:
+    """Our rule: one actor's, one person's, and one action's; an edit's is for the same files in the same directory."""
+    actor = Actor("user", "7", "bot", "7")
+    edit = ApprovalRequested("a", "t", "edit", CHOICES, paths=("/w/a",), diffs=(FileDiff("/w/a", "1", "2"),), cwd="/w")
+    grants = SessionGrants()
+    grants.add(actor, wish())
+    grants.add(actor, edit)
+    for event in (wish(), edit, dataclasses.replace(edit, diffs=(FileDiff("/w/a", "2", "3"),))):
+        assert grants.covers(actor, event)
+    for other in (
+        Actor("session", "7", "bot", "7"),
+        Actor("user", "8", "bot", "7"),
+        Actor("user", "7", "other bot", "7"),
+        Actor("user", "7", "bot", "8"),
+    ):
+        assert not grants.covers(other, wish())
+    for event in (
+        wish(command="make uninstall"),
+        dataclasses.replace(edit, cwd="/v"),
+        dataclasses.replace(edit, paths=("/w/b",), diffs=()),
+    ):
+        assert not grants.covers(actor, event)
 
 
 def test_a_plan_is_allowed_for_no_session() -> None:

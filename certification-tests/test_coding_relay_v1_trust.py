@@ -650,6 +650,8 @@ class TestListener:
                 jobs = [await east.open_job("laptop", {"hold": True}), await west.open_job("laptop", {"hold": True})]
                 await until(lambda: eastern.ran and western.ran)
                 assert (eastern.ran, western.ran) == ([jobs[0].job_id], [jobs[1].job_id])
+                listed = [each["active_jobs"] for hub in (east, west) for each in await hub.list_daemons()]
+                assert listed == [[jobs[0].job_id], [jobs[1].job_id]]
                 await installations.revoke("east")
                 assert (await refusal(numbers(jobs[0]))).code == "coding.revoked"
                 await until(lambda: eastern.ended)
@@ -662,6 +664,15 @@ class TestListener:
         assert not west.is_running
         with pytest.raises(OSError):
             await asyncio.open_connection("127.0.0.1", port)
+
+    async def test_a_hub_is_of_one_package_and_one_installation(self) -> None:
+        """Our rule: whoever asks for a hub gets none that another installation, or another package, has set up."""
+        asked = [(product, installation) for product in ("one", "other") for installation in ("east", "west")]
+        hubs = [get_agent_runtime_daemon_hub(product, installation=installation) for product, installation in asked]
+        assert len({id(each) for each in hubs}) == len(asked)
+        assert hubs == [get_agent_runtime_daemon_hub(product, installation=installation) for product, installation in asked]
+        revoke("east")
+        revoke("west")
 
     async def test_a_shared_worker_keeps_a_secret_only_while_it_is_needed(self) -> None:
         """Our rule: without a run and without a connected daemon nothing of an installation is in a shared worker."""
@@ -854,6 +865,15 @@ class TestFences:
         assert later.pending(Binding("i", "w", "a")) == {"laptop": {"job": "new table"}}
         later.clear(Binding("i", "w", "a", 3), "laptop", "job")
         assert markers(tmp_path) == []
+
+    def test_a_fence_is_of_one_daemon_and_one_job(self, tmp_path: Path) -> None:
+        """Our rule: the proof for one lifts no other, of the same machine or of the same job's name on another."""
+        installation, fences = Binding("i", "w", "a"), DiskMarkers(tmp_path)
+        for daemon_id, job_id in (("laptop", "one"), ("laptop", "two"), ("desk", "one")):
+            fences.mark(installation, daemon_id, job_id, "table")
+        assert fences.pending(installation) == {"laptop": {"one": "table", "two": "table"}, "desk": {"one": "table"}}
+        fences.clear(installation, "laptop", "one")
+        assert fences.pending(installation) == {"laptop": {"two": "table"}, "desk": {"one": "table"}}
 
     def test_each_worker_shape_has_its_place_and_the_pool_none(self) -> None:
         """Our rule: ``/data`` in a jail, the account's state directory else; two packages never share."""

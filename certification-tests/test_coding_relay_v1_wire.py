@@ -574,3 +574,47 @@ async def started_later(kind: str, **options: Any) -> AsyncIterator[Any]:
 async def _in_state(process: Process, state: str) -> None:
     while await process.told("state") != state:
         pass
+
+
+class TestWayOut:
+    """Where a daemon connects to: the hub of its policy file, and nowhere else."""
+
+    async def test_no_proxy_of_the_environment_is_used(
+        self, hub: AgentRuntimeDaemonHub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Our rule: what the relay carries goes to its hub by itself, whatever other programs of the machine are told."""
+        visited = asyncio.Event()
+
+        async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            visited.set()
+            writer.close()
+
+        async with await asyncio.start_server(proxy, "127.0.0.1", 0) as server:
+            address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            for name in ("http_proxy", "https_proxy", "all_proxy", "ws_proxy"):
+                monkeypatch.setenv(name, address)
+                monkeypatch.setenv(name.upper(), address)
+            monkeypatch.delenv("no_proxy", raising=False)
+            monkeypatch.delenv("NO_PROXY", raising=False)
+            async with running_daemon(ScriptedDaemon(url=hub.endpoint)) as task:
+                waiting = asyncio.create_task(hub.wait_for_daemon("laptop", WAIT))
+                asked = asyncio.create_task(visited.wait())
+                await asyncio.wait({waiting, asked, task}, return_when=asyncio.FIRST_COMPLETED)
+                assert not visited.is_set()
+                await waiting
+                asked.cancel()
+
+    async def test_no_redirect_is_followed(self, hub: AgentRuntimeDaemonHub) -> None:
+        """Our rule: whoever answers at the hub's address sends no daemon anywhere else, not even to a hub it knows."""
+
+        async def elsewhere(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(f"HTTP/1.1 302 Found\r\nLocation: {hub.endpoint}\r\nContent-Length: 0\r\n\r\n".encode())
+            writer.close()
+
+        async with await asyncio.start_server(elsewhere, "127.0.0.1", 0) as server:
+            daemon = ScriptedDaemon(url=f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            async with running_daemon(daemon):
+                await until(lambda: len(daemon.states) >= 2)
+            assert {state for state, _ in daemon.states} == {"lost"}
+            assert await hub.list_daemons() == []

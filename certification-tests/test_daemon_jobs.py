@@ -67,6 +67,16 @@ class TestFile:
         again.close()
         assert json.loads((tmp_path / "t" / "jobs.json").read_text())["jobs"] == {}
 
+    def test_a_marker_is_of_one_table_and_one_job(self, tmp_path: Path) -> None:
+        """Two hubs' jobs of one name are two jobs: ending what one left touches nothing of the other's."""
+        tables = [DurableJobTable(tmp_path / name) for name in ("one hub", "another")]
+        for table in tables:
+            table.started("one")
+            table.started("two")
+        assert len({table.marker(job) for table in tables for job in ("one", "two")}) == 4
+        for table in tables:
+            table.close()
+
     def test_one_process_at_a_time(self, tmp_path: Path) -> None:
         """A second one is refused while the first lives, and not afterwards."""
         table = DurableJobTable(tmp_path / "t")

@@ -166,6 +166,15 @@ class TestFile:
         """What the package's own form takes besides ours is no mistake in its policy file."""
         assert written(GOOD.replace('"allow-all"]', '"vendor-value"]')).approvals == ("ask", "vendor-value")
 
+    def test_what_is_not_said_is_not_allowed(self, written: Callable[[str], Policy]) -> None:
+        """Where the file names no approval policies, options or variables, no job acts unasked, switches that, or sets any."""
+        text = GOOD.replace('approvals = ["ask", "allow-all"]\n', "").replace('job_environment = ["FROM_JOB"]\n', "")
+        policy = written(text)
+        assert policy.approvals == ("ask", "allow-edits", "deny")
+        assert policy.job_options == frozenset({"model"})
+        assert not policy.job_environment
+        assert not policy.trusted_workspaces
+
     @pytest.mark.parametrize("missing", ["daemon_id", "workspaces", "hubs", "agents"])
     def test_what_a_daemon_cannot_do_without(self, written: Callable[[str], Policy], missing: str) -> None:
         """Each part that is missing is named."""

@@ -92,6 +92,13 @@ class TestAuthority:
                 authority = identity.authority_of(runner, POOL)
             assert authority == Authority(one, pooled=True)
 
+    def test_the_invocation_decides_before_the_connection(self) -> None:
+        """A run acts for whoever it was invoked for, whatever its worker's connection belongs to."""
+        runner, handler = runner_on(binding())
+        for other in OTHER_BINDINGS:
+            with bind_invocation(handler, binding=other, config={}):
+                assert identity.authority_of(runner, POOL) == Authority(other, pooled=True)
+
     def test_a_dedicated_worker_is_no_pool(self) -> None:
         """The invocation's binding equals the connection's."""
         runner, handler = runner_on(binding())

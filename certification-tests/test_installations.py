@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 from langbot_plugin.entities.io.context import InstallationBinding
+from main import CodingRunnerPlugin
 
 from pkg import installations, limits
 from pkg.agent_api import SessionSpec
-from pkg.errors import Refused
-from pkg.installations import Locks, installation, revoke
+from pkg.errors import ProcessCleanupUnconfirmed, Refused
+from pkg.installations import Installation, Locks, installation, revoke
 from pkg.warm_sessions import LiveSession
 from testkit.scripted_driver import ScriptedDriver
 
@@ -97,6 +98,42 @@ async def test_revoking_tells_every_run_and_waits_for_each() -> None:
         found.check()
     runs["b"].over.set()
     await asyncio.wait_for(revoking, 10)
+
+
+@pytest.mark.asyncio
+async def test_a_revoked_installation_starts_nothing() -> None:
+    """Our rule: a run that was on its way when its installation ended is refused in words."""
+    owner = installation(binding())
+    owner.check()
+    await revoke(binding())
+    with pytest.raises(Refused) as caught:
+        owner.check()
+    assert caught.value.code == "coding.revoked"
+
+
+@pytest.mark.asyncio
+async def test_the_plugin_s_hook_is_the_revocation() -> None:
+    """SDK fact: ``on_installation_revoked`` is all that a shared worker hears of an installation's end."""
+    owner, other = installation(binding()), installation(binding(installation_uuid="B"))
+    plugin = CodingRunnerPlugin.__new__(CodingRunnerPlugin)
+    await plugin.on_installation_revoked(binding())
+    assert owner.revoked
+    assert not other.revoked
+    await plugin.on_installation_revoked(binding(installation_uuid="B"))
+    assert other.revoked
+
+
+@pytest.mark.asyncio
+async def test_a_cleanup_that_was_not_confirmed_is_kept_until_it_is_told() -> None:
+    """Our rule: an end that nobody could prove is never forgotten before a person has read of it, and told once."""
+
+    async def fails() -> None:
+        raise ProcessCleanupUnconfirmed("processes outlived SIGKILL", (1,))
+
+    owner = Installation("test")
+    with pytest.raises(ProcessCleanupUnconfirmed):
+        await owner.adopt(fails(), name="session close")
+    assert [owner.take_unconfirmed(), owner.take_unconfirmed()] == [1, 0]
 
 
 @pytest.mark.asyncio

@@ -867,6 +867,8 @@ async def test_nothing_a_client_sent_is_logged(caplog: pytest.LogCaptureFixture)
         await raw(tools.server, b"NONSENSE CANARY-1\r\n" + bearer + b"\r\n\r\n", end=True)
         await raw(tools.server, head(tools.server, X="a\x00CANARY-2") + b"{}", end=True)
         await raw(tools.server, head(tools.server) + b"CANARY-3")
+        assert b" 202 " in await raw(tools.server, head(tools.server, X="CANARY-4") + b"{}")
+        assert b" 401 " in await raw(tools.server, head(tools.server, Authorization="Bearer CANARY-5") + b"{}")
     finally:
         await tools.close()
     assert "CANARY" not in caplog.text

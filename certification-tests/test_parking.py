@@ -421,6 +421,17 @@ async def test_in_one_message_the_request_is_at_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_parked_turn_is_taken_back_once(tmp_path: Path) -> None:
+    """Our rule: by one run; whoever comes later, or after its end, finds nothing."""
+    async with harness(tmp_path, ScriptedDriver(asks)) as h:
+        await h.run("go", run_id="r1")
+        (turn,) = parked()
+        turns = installations.installation(None).parked
+        assert [turns.take(turn), turns.take(turn), turns.stop(turn)] == [True, False, False]
+        await turn.carried.cancel_parked(revoked=False)
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("buttons", [True, False])
 async def test_two_answers_at_once_are_one(tmp_path: Path, buttons: bool) -> None:
     """Our rule: the second finds nothing, also not what the host's state still says of the request."""

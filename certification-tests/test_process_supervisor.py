@@ -28,7 +28,7 @@ import pytest
 from pkg import limits, process_supervisor, texts
 from pkg.errors import AgentDied, LaunchError, ProcessCleanupUnconfirmed
 from pkg.launch import Command, Graces, LocalLauncher
-from pkg.supervised_process import OrphanReaper, SupervisedProcess, terminate_process_group
+from pkg.supervised_process import OrphanReaper, SupervisedProcess, stopped, terminate_process_group
 from testkit import hostile_trees
 
 SHORT = Graces(eof=0.2, term=0.2, kill=5.0)
@@ -466,6 +466,20 @@ async def test_repeated_cancellation_does_not_stop_the_ending(tmp_path: Path) ->
 
 
 @pytest.mark.asyncio
+async def test_whoever_awaits_an_end_is_cancelled_only_behind_it(tmp_path: Path) -> None:
+    """Our rule: an end that has to be seen through is, however often its caller is cancelled meanwhile."""
+    async with running("term_ignorer", tmp_path) as process:
+        tree = await asyncio.to_thread(hostile_trees.complete, tmp_path, 2)
+        ending = asyncio.ensure_future(stopped(process))
+        async with asyncio.timeout(BOUND):
+            while not ending.done():
+                await asyncio.wait({ending}, timeout=0.01)
+                ending.cancel()
+        assert ending.cancelled()
+        assert hostile_trees.living(tree) == []
+
+
+@pytest.mark.asyncio
 async def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
     """Our rule: cancelled at any moment of its start, a process is gone when the cancellation arrives."""
     canary = uuid.uuid4().hex
@@ -749,6 +763,32 @@ async def test_secrets_reach_the_agent_and_nothing_else(tmp_path: Path, caplog: 
 
 
 @pytest.mark.asyncio
+async def test_an_end_that_is_not_confirmed_is_no_success_until_its_proof(tmp_path: Path) -> None:
+    """Our rule: what the supervisor could not end is an error of ``stop``, and none any more once it has ended after all."""
+    process = await LocalLauncher().start(Command(("cat",), str(tmp_path), {}, SHORT))
+    process._report({"event": "unconfirmed", "pids": [process.pid]})
+    with pytest.raises(ProcessCleanupUnconfirmed):
+        await process.stop()
+    async with asyncio.timeout(BOUND):  # the end of its stdin ends it
+        while True:
+            with contextlib.suppress(ProcessCleanupUnconfirmed):
+                await process.stop()
+                break
+            await asyncio.sleep(0.02)
+    assert hostile_trees.start_time(process.pid) == ""
+
+
+@pytest.mark.asyncio
+async def test_a_supervisor_has_nothing_of_the_worker_s_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our rule: whatever is in the worker's environment stays there; not even the process in between gets it."""
+    monkeypatch.setenv("LANGBOT_CANARY", f"canary-{uuid.uuid4().hex}")
+    process = await LocalLauncher().start(Command(("cat",), str(tmp_path), {}, SHORT))
+    for pid in (process.pid, supervisor_of(process.pid)):
+        assert b"canary-" not in Path(f"/proc/{pid}/environ").read_bytes()
+    await process.stop()
+
+
+@pytest.mark.asyncio
 async def test_stderr_hides_secrets_in_every_usual_form(tmp_path: Path) -> None:
     """Our rule: values of the given environment, their JSON form, lines of key files and URL credentials become ``***``."""
     key = "-----BEGIN KEY-----\nabcdefghijklmnopqrstuvwxyz0123\n-----END KEY-----"
@@ -1009,10 +1049,11 @@ def test_a_reused_pid_is_not_signalled() -> None:
 def test_the_orphan_reaper_takes_only_old_foreign_zombies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Our rule: by pid, never one of ours, never at first sight, never a child in our own session."""
     monkeypatch.setattr(limits, "ORPHAN_AGE", 0.0)
-    children = [subprocess.Popen(["true"], start_new_session=index < 2) for index in range(3)]
+    # A child that somebody else has waited for has the exit code 0 for its owner.
+    children = [subprocess.Popen(["sh", "-c", "exit 3"], start_new_session=index < 2) for index in range(3)]
     for child in children:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     reaper = OrphanReaper(lambda: [children[0].pid], adopts=True)
     assert reaper.reap() == (children[1].pid,)
-    assert [child.wait() for child in children] == [0, 0, 0]
+    assert [child.wait() for child in children] == [3, 0, 3]
     assert OrphanReaper(list, adopts=False).reap() == ()

@@ -328,7 +328,9 @@ def test_what_is_no_daemon_key_is_refused_without_repeating_it(text: str) -> Non
     assert not text or text not in str(caught.value)
 
 
-@pytest.mark.parametrize("token", ["", "short", "a" * 40, "ab" * 20, f" {TOKEN}", f"{TOKEN}\n"])
+@pytest.mark.parametrize(
+    "token", ["", "short", "abcdefghijklmnopqrstuvwxyz01234", "a" * 40, "ab" * 20, f" {TOKEN}", f"{TOKEN}\n"]
+)
 def test_a_weak_token_opens_no_shared_listener(token: str) -> None:
     """Our rule: at least 32 characters, 12 different ones, no space around them."""
     hub = Line(shared=True)

@@ -392,6 +392,17 @@ def test_a_job_is_in_the_table_before_it_is_started_and_starts_once() -> None:
     assert hub.table.jobs == {}
 
 
+def test_a_job_has_one_start() -> None:
+    """Our rule: a second start record of a job breaks the protocol, and starts nothing."""
+    hub = ByHandHub()
+    hub.join()
+    hub.say({"type": "run.start", "job_id": "job-1", "lease": 120})
+    for number, payload in ((1, {"work": True}), (2, {"work": "other"})):
+        hub.role.events()
+        hub.say({"type": "run.command", "job_id": "job-1", "seq": number, "records": [["start", payload]]})
+    assert [type(event) for event in hub.role.events()] == [relay.Refused]
+
+
 def test_a_job_the_hub_does_not_mention_ends() -> None:
     """Our rule: a hub that passes over a resumed job does not have it."""
     hub = ByHandHub()

@@ -400,6 +400,19 @@ async def test_a_session_another_process_writes_to_is_busy_and_stays_stored(tmp_
 
 
 @pytest.mark.asyncio
+async def test_a_session_of_another_account_is_not_busy_with_this_one_s(tmp_path: Path) -> None:
+    """Our rule: the lock lies with the account whose home the agent uses, so accounts never wait for each other."""
+    own = tmp_path / "home" / limits.STATE_DIRECTORY / "sessions"
+    other = tmp_path / "another home"
+    async with harness(tmp_path, keep_warm=0, env_json={"HOME": str(other)}) as h:
+        await h.run("one")
+        async with runtime_support.session_guard(own, tmp_path, "scripted-1"):
+            await h.run("two", run_id="r2")
+        assert [session.spec.resume_session_id for session in h.driver.sessions] == ["", "scripted-1"]
+        assert (other / limits.STATE_DIRECTORY / "sessions").is_dir()
+
+
+@pytest.mark.asyncio
 async def test_an_exclusive_workspace_serves_one_chat_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our rule: workspace-mode exclusive queues other chats with a message."""
     monkeypatch.setattr(limits, "WAIT_NOTICE", 0.0)

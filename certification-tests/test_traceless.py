@@ -44,6 +44,19 @@ async def test_a_limit_that_was_not_reached_keeps_nothing_of_its_caller(limit: s
 
 
 @pytest.mark.asyncio
+async def test_a_timer_runs_with_nothing_of_its_caller() -> None:
+    """Our rule: what is called later is called in an empty context, whoever asked for it."""
+    heard: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+
+    async def run() -> None:
+        VARIABLE.set("a run's")
+        traceless.call_later(0, lambda: heard.set_result(VARIABLE.get(None)))
+
+    await asyncio.create_task(run())
+    assert await asyncio.wait_for(heard, 10) is None
+
+
+@pytest.mark.asyncio
 async def test_a_limit_ends_its_block_as_asyncios_does() -> None:
     """Our rule: ``TimeoutError`` at the limit, also one that has passed; nothing without one; another's cancellation passes."""
     for seconds in (0.01, 0, -1):

@@ -107,13 +107,13 @@ class TestApprovals:
         assert len(received(tmp_path, "turn/steer")) == 1
 
     async def test_an_answer_counts_once(self, tmp_path: Path) -> None:
-        """A late or repeated press answers nothing."""
+        """A late or repeated press answers nothing, nor does one that is meant for another request."""
         async with opened(tmp_path) as session:
             await session.prompt(Prompt(f"approve {json.dumps(COMMAND)}"))
             (asked,) = of(await until(session, ApprovalRequested), ApprovalRequested)
+            assert not await session.answer("unknown", Answer("decline"))
             assert await session.answer(asked.request_id, Answer("accept"))
             assert not await session.answer(asked.request_id, Answer("decline"))
-            assert not await session.answer("unknown", Answer("accept"))
             assert '"accept"' in text(await rest_of_turn(session))
 
     async def test_a_request_that_codex_withdraws_is_closed(self, tmp_path: Path) -> None:
