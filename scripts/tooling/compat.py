@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -213,42 +212,100 @@ ONCE: Final = (
 )
 """What no lane repeats: vendors' programs, the host, jails, the demo and the style checks run once, in the main run."""
 
-UNCANCELLED: Final = "SDKs before 0.7.11 do not tell a worker that the host has cancelled a run; here it ends at its own bounds"
-STANDS_ALONE: Final = "drives the relay without the SDK; the lanes of other Pythons and websockets run it"
+UNCANCELLED: Final = (
+    "SDKs before 0.7.11 do not tell a worker that the host has cancelled a run, which then ends at its own bounds"
+)
+NO_SDK: Final = "relay and daemon have no SDK in them; the main run and the websockets lane have it"
+ONE_AGENT: Final = "what the SDK has to do with it is the same for every agent; acp runs"
+ONE_POLICY: Final = "only what is asked passes through the SDK"
+SELF_TEST: Final = "a test of the test"
+BETWEEN: Final = "runs under an older SDK and under the newest"
+NEXT: Final = "runs under the next newer SDK"
 
-SDK_FILES: Final = (f"{SUITE}test_coding_*.py", f"{SUITE}test_*worker*.py", f"{SUITE}test_statelessness.py")
-"""The established suites and all that drive a real worker."""
+SDK_FILES: Final = (
+    f"{SUITE}test_sdk_versions.py",
+    f"{SUITE}test_coding_*.py",
+    f"{SUITE}test_worker_*.py",
+    f"{SUITE}test_daemon_workers.py",
+    f"{SUITE}test_langbot_tools_worker.py",
+    f"{SUITE}test_statelessness.py",
+)
+"""The established suites and what drives a real worker."""
 
-OLDEST_FILES: Final = (f"{SUITE}test_sdk_versions.py", f"{SUITE}test_worker_runs.py", f"{SUITE}test_identity.py", f"{SUITE}test_manifests.py")
+OLDEST_FILES: Final = (
+    f"{SUITE}test_sdk_versions.py",
+    f"{SUITE}test_worker_runs.py",
+    f"{SUITE}test_identity.py",
+    f"{SUITE}test_manifests.py",
+)
+"""Imports, the forms, and a dedicated and a debugged worker; its pool is refused."""
+
 CORE_FILES: Final = (
     f"{SUITE}test_sdk_versions.py",
     f"{SUITE}test_relay_protocol.py",
     f"{SUITE}test_relay_protocol_vectors.py",
     f"{SUITE}test_acp_turns.py",
     f"{SUITE}test_process_supervisor.py",
-    f"{SUITE}test_settings.py",
     f"{SUITE}test_run_loop.py",
+    f"{SUITE}test_daemon_program.py",
 )
-"""Imports of every module, one worker in each shape, the protocols, processes and a run: what another Python could break."""
+"""Imports of every module, a worker of each kind, the protocols, processes and a run: what another Python could break."""
 
-SOCKET_FILES: Final = (f"{SUITE}test_coding_relay_v1*.py", f"{SUITE}test_run_daemon.py")
-"""Everything that speaks over a real socket of the relay."""
+SOCKET_FILES: Final = (f"{SUITE}test_coding_relay_v1*.py", f"{SUITE}test_run_daemon.py", f"{SUITE}test_sdk_versions.py")
+"""All that speaks over a real socket of the relay, and a debugged worker, whose SDK speaks over one."""
 
-LEFT_OUT_0_7_5: Final[Mapping[str, str]] = {}
-LEFT_OUT_0_7_4: Final[Mapping[str, str]] = {}
-LEFT_OUT_SDK: Final[Mapping[str, str]] = {}
+_APPROVALS: Final = f"{SUITE}test_coding_approvals.py::test_"
+_RELAY: Final = f"{SUITE}test_coding_relay_v1"
+LONG_CUT: Final = {f"{_RELAY}.py::TestNetwork::test_a_cut_of_65_seconds_at_full_length": "its length depends on no library"}
+LEFT_OUT_SDK: Final = {
+    f"{_APPROVALS}whatever_is_killed_or_replaced_no_turn_waits_for_ever[codex]": ONE_AGENT,
+    f"{_APPROVALS}whatever_is_killed_or_replaced_no_turn_waits_for_ever[claude]": ONE_AGENT,
+    f"{_APPROVALS}where_no_turn_can_wait_it_is_cancelled_and_the_answer_resumes_the_session[codex]": ONE_AGENT,
+    f"{_APPROVALS}where_no_turn_can_wait_it_is_cancelled_and_the_answer_resumes_the_session[claude]": ONE_AGENT,
+    f"{_APPROVALS}stop_cancels_what_waits_and_leaves_nothing_to_answer[codex]": ONE_AGENT,
+    f"{_APPROVALS}stop_cancels_what_waits_and_leaves_nothing_to_answer[claude]": ONE_AGENT,
+    f"{_APPROVALS}every_answer_under_every_policy_on_every_surface[allow": ONE_POLICY,
+    f"{_APPROVALS}every_answer_under_every_policy_on_every_surface[deny": ONE_POLICY,
+    f"{_APPROVALS}a_cut_of_some_seconds_changes_nothing_for_who_waits": NO_SDK,
+    f"{_RELAY}.py::TestNetwork": NO_SDK,
+    f"{_RELAY}_bounds.py::TestMemory": NO_SDK,
+    f"{_RELAY}_bounds.py::TestCrowds": NO_SDK,
+    f"{_RELAY}_trust.py::TestEnds": NO_SDK,
+    f"{_RELAY}_wire.py::TestForeignBytes": NO_SDK,
+    f"{_RELAY}_wire.py::TestTwoMachines": NO_SDK,
+    f"{SUITE}test_daemon_workers.py::TestRestarts": NO_SDK,
+    f"{SUITE}test_daemon_workers.py::TestCuts": NO_SDK,
+    f"{SUITE}test_daemon_workers.py::TestCanaries": NO_SDK,
+    f"{SUITE}test_daemon_workers.py::TestPool::test_a_weak_or_shared_token_is_refused_in_words": NO_SDK,
+    f"{SUITE}test_statelessness.py::test_": SELF_TEST,
+}
+CANCELS: Final = {
+    f"{SUITE}test_worker_runs.py::test_a_cancelled_run_stops_the_turn_and_keeps_the_agent": UNCANCELLED,
+    f"{SUITE}test_worker_runs.py::test_a_cancelled_agent_that_does_not_stop_is_ended": UNCANCELLED,
+}
+LEFT_OUT_0_7_5: Final = {
+    **CANCELS,
+    f"{SUITE}test_daemon_workers.py::TestTwoWorkers::test_a_cancelled_run_ends_its_own_agent_and_no_other": UNCANCELLED,
+    f"{_APPROVALS}whatever_is_killed_or_replaced_no_turn_waits_for_ever[acp]": NEXT,
+    f"{SUITE}test_daemon_workers.py::TestPool::test_a_killed_shared_worker_leaves_no_agent_on_any_machine": NEXT,
+    f"{SUITE}test_worker_lifecycle.py::test_the_real_dependency_environment_of_the_package_serves": NEXT,
+}
+LEFT_OUT_0_7_16: Final = {
+    f"{SUITE}test_statelessness.py::TestTwoInstallations": BETWEEN,
+    f"{SUITE}test_worker_ssh.py": BETWEEN,
+    f"{SUITE}test_worker_globals.py": BETWEEN,
+}
 
 
 def lanes(main: Python, machine: Sequence[Python]) -> list[Lane]:
     """Every lane beside the main run, longest first. ``main`` is the Python of the main run, ``machine`` all there are."""
     unless_once = ("-m", f"not ({any_of(ONCE)})")
     found = [
-        Lane("sdk-0.7.16", main, LOCKS / "sdk-0.7.16.txt", (*unless_once, *SDK_FILES), LEFT_OUT_SDK),
+        Lane("sdk-0.7.16", main, LOCKS / "sdk-0.7.16.txt", (*unless_once, *SDK_FILES), {**LEFT_OUT_SDK, **LEFT_OUT_0_7_16}),
         Lane("sdk-0.7.5", main, LOCKS / "sdk-0.7.5.txt", (*unless_once, *SDK_FILES), {**LEFT_OUT_SDK, **LEFT_OUT_0_7_5}),
-        Lane("sdk-0.7.4", main, LOCKS / "sdk-0.7.4.txt", (*unless_once, *OLDEST_FILES), LEFT_OUT_0_7_4),
-        Lane("websockets-15.0", main, LOCKS / "websockets-15.0.txt", (*unless_once, *SOCKET_FILES)),
+        Lane("sdk-0.7.4", main, LOCKS / "sdk-0.7.4.txt", (*unless_once, *OLDEST_FILES), CANCELS),
+        Lane("websockets-15.0", main, LOCKS / "websockets-15.0.txt", (*unless_once, *SOCKET_FILES), LONG_CUT),
     ]
-    for python in machine:
-        if (python.version, python.prefix) != (main.version, main.prefix):
-            found.append(Lane(f"python-{python.version}", python, None, (*unless_once, *CORE_FILES), may_be_missing=True))
-    return found
+    others = (each for each in machine if (each.version, each.prefix) != (main.version, main.prefix))
+    core = (*unless_once, *CORE_FILES)
+    return [*found, *(Lane(f"python-{each.version}", each, None, core, may_be_missing=True) for each in others)]

@@ -302,7 +302,7 @@ def counted(report: Path) -> dict[str, Any]:
 def table(outcomes: Sequence[Outcome], seconds: float) -> str:
     """One row a step, and below it every gap, skip and omission with its reason."""
     head = ("step", "SDK", "Python", "websockets", "passed", "failed", "skipped", "seconds", "exit")
-    rows = [head]
+    rows: list[tuple[str, ...]] = [head]
     notes = []
     for outcome in outcomes:
         step = outcome.step
