@@ -1,5 +1,5 @@
-"""What holds under every SDK that the packages take: all modules are imported, dedicated and debugged workers serve, a shared one
-serves exactly where the SDK tells it of revocations.
+"""What holds under every SDK that the packages take: all is imported, dedicated and debugged workers serve, a shared one serves
+exactly where the SDK tells it of revocations.
 
 The suite runs this under the oldest SDK, the first with the revocation hook, the one of a stock LangBot and the newest.
 """

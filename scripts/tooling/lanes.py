@@ -257,13 +257,16 @@ class _Runner:
         return code if code >= 0 else 128 - code
 
     def end(self) -> None:
-        """Begin nothing more, and end whatever lives: interrupted, so that it can tidy up, then terminated, then killed."""
+        """Begin nothing more, and end whatever lives: interrupted, so that it can tidy up, then terminated, then killed.
+
+        What a process left in its group is killed even where the process itself has ended before.
+        """
         with self._lock:
             self._ending = True
             living = list(self._living)
         for number, grace in ((signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED), (signal.SIGKILL, TERMINATED)):
             for process in living:
-                if process.poll() is None:
+                if process.poll() is None or number is signal.SIGKILL:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.pid, number)
             until = time.monotonic() + grace
