@@ -218,6 +218,7 @@ ONCE: Final = (
 UNCANCELLED: Final = (
     "SDKs before 0.7.11 do not tell a worker that the host has cancelled a run, which then ends at its own bounds"
 )
+UNPOOLED: Final = "sets the hook aside that this SDK lacks; under it the pool's refusal is tested with the pool itself"
 NO_SDK: Final = "relay and daemon have no SDK in them; the main run and the websockets lane have it"
 ONE_AGENT: Final = "what the SDK has to do with it is the same for every agent; acp runs"
 ONE_POLICY: Final = "only what is asked passes through the SDK"
@@ -290,6 +291,11 @@ CANCELS: Final = {
     f"{SUITE}test_worker_runs.py::test_a_cancelled_run_stops_the_turn_and_keeps_the_agent": UNCANCELLED,
     f"{SUITE}test_worker_runs.py::test_a_cancelled_agent_that_does_not_stop_is_ended": UNCANCELLED,
 }
+LEFT_OUT_0_7_4: Final = {
+    **CANCELS,
+    f"{SUITE}test_identity.py::TestAuthority::test_the_invocation_decides_in_a_shared_worker": UNPOOLED,
+    f"{SUITE}test_identity.py::TestAuthority::test_a_pool_of_an_sdk_without_the_revocation_hook_is_refused": UNPOOLED,
+}
 LEFT_OUT_0_7_5: Final = {
     **CANCELS,
     f"{SUITE}test_daemon_workers.py::TestTwoWorkers::test_a_cancelled_run_ends_its_own_agent_and_no_other": UNCANCELLED,
@@ -310,7 +316,7 @@ def lanes(main: Python, machine: Sequence[Python]) -> list[Lane]:
     found = [
         Lane("sdk-0.7.16", main, LOCKS / "sdk-0.7.16.txt", (*unless_once, *SDK_FILES), {**LEFT_OUT_SDK, **LEFT_OUT_0_7_16}),
         Lane("sdk-0.7.5", main, LOCKS / "sdk-0.7.5.txt", (*unless_once, *SDK_FILES), {**LEFT_OUT_SDK, **LEFT_OUT_0_7_5}),
-        Lane("sdk-0.7.4", main, LOCKS / "sdk-0.7.4.txt", (*unless_once, *OLDEST_FILES), CANCELS),
+        Lane("sdk-0.7.4", main, LOCKS / "sdk-0.7.4.txt", (*unless_once, *OLDEST_FILES), LEFT_OUT_0_7_4),
         Lane("websockets-15.0", main, LOCKS / "websockets-15.0.txt", (*unless_once, *SOCKET_FILES), LONG),
     ]
     others = (each for each in machine if (each.version, each.prefix) != (main.version, main.prefix))
