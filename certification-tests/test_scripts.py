@@ -12,13 +12,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from tooling import ROOT, SetupError, agents, host, jail, lanes, packages, steps, venv
+from tooling import ROOT, SetupError, agents, host, jail, packages, steps, venv
 
 LOCKS = (venv.DEV_LOCK, host.LOCK, jail.LOCK)
 LOCK_LINE = re.compile(r"^[A-Za-z0-9._-]+(\[[a-z0-9,-]+\])?==[^ ;]+( ; .+)?$")
@@ -220,48 +219,6 @@ def test_the_interpreter_is_all_that_python_option_prints() -> None:
     command: list[str | Path] = [sys.executable, ROOT / "scripts" / "test.py", "--python"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout == f"{venv.interpreter(venv.DEV_VENV)}\n"
-
-
-LANES = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from pathlib import Path
-from tooling import lanes
-sys.exit(lanes.run(Path(sys.argv[2])))
-"""
-
-
-def lanes_with(tmp_path: Path, script: str) -> subprocess.Popen[str]:
-    """The whole suite's two processes, each of them ``script`` of a shell in place of pytest."""
-    stand_in = tmp_path / "python"
-    stand_in.write_text(f"#!/bin/sh\n{script}\n")
-    stand_in.chmod(0o755)
-    command: list[str | Path] = [sys.executable, "-c", LANES, str(ROOT / "scripts"), stand_in]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-@pytest.mark.parametrize("failing", [lanes.WAITING, f"not ({lanes.WAITING})"])
-def test_the_whole_suite_is_two_runs_that_miss_and_repeat_nothing_and_both_count(tmp_path: Path, failing: str) -> None:
-    """Our rule: one expression divides it, either half's failure is the whole's, and what both print is shown."""
-    with lanes_with(tmp_path, f'echo "ran $4"; [ "$4" != "{failing}" ]') as run:
-        output, _ = run.communicate(timeout=60)
-    assert sorted(output.splitlines()) == [f"ran not ({lanes.WAITING})", f"ran {lanes.WAITING}"]
-    assert run.returncode == 1
-
-
-def test_a_suite_that_is_told_to_end_ends_both_its_runs(tmp_path: Path) -> None:
-    """Our rule: nothing goes on in the background."""
-    with lanes_with(tmp_path, f"echo $$ >> {tmp_path}/pids; exec sleep 300") as run:
-        deadline = time.monotonic() + 30
-        pids: list[str] = []
-        while len(pids) < 2 and time.monotonic() < deadline:
-            time.sleep(0.02)
-            pids = (tmp_path / "pids").read_text().split() if (tmp_path / "pids").exists() else []
-        run.terminate()
-        run.communicate(timeout=60)
-    assert run.returncode == 128 + signal.SIGTERM
-    assert len(pids) == 2
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
 @pytest.mark.parametrize("script", ["test.py", "demo.py", "build.py"])

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Run the whole suite. Further arguments go to pytest; ``--python`` only prints the interpreter it runs on.
 
-Without arguments the suite runs as two processes side by side, see :mod:`tooling.lanes`.
+Without arguments the suite runs as several processes, two side by side, with all compatibility lanes, see :mod:`tooling.lanes`;
+``--compat`` runs those lanes alone, ``--compat sdk-0.7.5 ...`` some of them, ``--compat --list`` names them.
 
 Needs Python 3.11 or newer, git and the package registries. Everything else is prepared: the environment ``.venv`` from its
 lock and, when the selected tests want them, the real ACP agents and the real LangBot host.
@@ -29,8 +30,10 @@ def main(arguments: list[str]) -> int:
         return 0
     os.environ["SUITE_PREPARE"] = "1"
     os.chdir(ROOT)
-    if not arguments and not lanes.alone():
-        return lanes.run(python)
+    if not arguments:
+        return lanes.run(lanes.whole(python), places=lanes.places())
+    if arguments[0] == "--compat":
+        return lanes.compat_only(python, arguments[1:])
     return os.execv(python, [str(python), "-m", "pytest", *arguments])
 
 
