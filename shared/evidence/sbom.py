@@ -26,7 +26,7 @@ def bill(name: str, version: str, site_packages: Path, sdk: tuple[str, str]) -> 
 
 def _component(distribution: importlib.metadata.Distribution) -> dict[str, Any]:
     component = _named(distribution.metadata["Name"], distribution.version)
-    expression = distribution.metadata["License-Expression"] if "License-Expression" in distribution.metadata else ""
+    expression = (distribution.metadata.get_all("License-Expression") or [""])[0]
     if expression:
         component["licenses"] = [{"expression": expression}]
     return component

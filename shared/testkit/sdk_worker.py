@@ -58,14 +58,13 @@ from langbot_plugin.runtime.security import (
 from packaging.requirements import Requirement
 
 import pkg
-from testkit import hostile_trees, jails, package_roots, worker_socket
+from testkit import hostile_trees, jails, package_roots
 from testkit.host_actions import HostActions, run_context
 from testkit.langbot_host import build_package
 from testkit.run_harness import Outcome
 from tooling import ROOT, SetupError, packages
 
 Shape = Literal["dedicated", "pool", "jail", "jailed_pool"]
-Transport = Literal["stdio", "websocket"]
 POOLED = ("pool", "jailed_pool")
 JAILED = ("jail", "jailed_pool")
 AUTHOR = "langbot-team"
@@ -187,7 +186,6 @@ class SdkWorker:
         real_dependencies: bool,
         name: str,
         environment: Mapping[str, str] | None = None,
-        transport: Transport = "stdio",
     ) -> None:
         """Made by :func:`sdk_worker`."""
         self.name = name
@@ -215,8 +213,6 @@ class SdkWorker:
             self._manager.worker_launcher.environment = dict(environment or {})
         elif environment:
             raise ValueError("the SDK's own launcher takes no environment")
-        if transport == "websocket":
-            worker_socket.over_websocket(self._manager.worker_launcher)
         self._manager.configure_worker_runtime(POLICY, profile)
         context.bind_runtime(RuntimeIdentity(instance_uuid="inst", runtime_id="rt"), POLICY, profile)
 
@@ -334,12 +330,9 @@ async def sdk_worker(
     real_dependencies: bool = False,
     name: str = "ACPAgentRunner",
     environment: Mapping[str, str] | None = None,
-    transport: Transport = "stdio",
 ) -> AsyncIterator[SdkWorker]:
     """A worker with ``installations`` (id to plugin configuration) of ``package``; everything is gone afterwards."""
-    worker = SdkWorker(
-        package, base, shape, real_dependencies=real_dependencies, name=name, environment=environment, transport=transport
-    )
+    worker = SdkWorker(package, base, shape, real_dependencies=real_dependencies, name=name, environment=environment)
     try:
         for uid, config in (installations or {"A": {}}).items():
             await worker.install(uid, config)
