@@ -75,8 +75,11 @@ def main() -> int:
         sys.dont_write_bytecode = True
         sys.path.insert(0, str(extracted))
 
-        from testkit import rpc_probe
-
+        try:
+            from testkit import rpc_probe
+        except Exception as exc:  # noqa: BLE001 - the package's own modules are imported
+            print(json.dumps({"ok": False, "package": name, "error": f"cannot be imported: {type(exc).__name__}"}))
+            return 1
         report = asyncio.run(rpc_probe.probe(given.resolve(), extracted, scratch))
     print(json.dumps(report, indent=2, sort_keys=True))
     return 0 if report["ok"] else 1

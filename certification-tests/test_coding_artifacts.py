@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from testkit import package_roots
 from testkit.sdk_worker import built
 from tooling import ROOT
 
@@ -77,18 +75,34 @@ def test_every_transport_and_shape_serves_the_exact_extraction(name: str, tmp_pa
         assert path not in done.stdout
 
 
-def test_the_probe_fails_on_a_package_that_does_not_run(tmp_path: Path) -> None:
-    """Our rule: one broken line in the extraction is a failure of every cell, named, without a path of this machine."""
+def test_the_probe_fails_when_the_runner_is_another(tmp_path: Path) -> None:
+    """Our rule: what every cell must show is looked at in every cell; what is missing is named, without a path."""
+    changed = extracted("ACPAgentRunner", tmp_path)
+    component = changed / "components" / "runner" / "default.yaml"
+    text = component.read_text()
+    assert "\n  name: default\n" in text
+    component.write_text(text.replace("\n  name: default\n", "\n  name: other\n"))
+    done = probed(changed)
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert report["ok"] is False
+    assert [cell["ok"] for cell in report["cells"]] == [False] * 4
+    assert all("the runner's id" in cell["error"] for cell in report["cells"])
+    assert str(tmp_path) not in done.stdout
+
+
+def test_the_probe_fails_on_a_package_that_cannot_be_imported(tmp_path: Path) -> None:
+    """Our rule: one broken line in the core is a failure, told as one."""
     broken = extracted("ACPAgentRunner", tmp_path)
     loop = broken / "pkg" / "run_loop.py"
     loop.write_text(loop.read_text() + "\nraise RuntimeError('broken on purpose')\n")
     done = probed(broken)
     assert done.returncode == 1
-    report = json.loads(done.stdout) if done.stdout else {}
-    assert report.get("ok") is False
-    assert [cell["ok"] for cell in report["cells"]] == [False] * 4
-    assert all(cell["error"] for cell in report["cells"])
-    assert str(tmp_path) not in done.stdout
+    assert json.loads(done.stdout) == {
+        "ok": False,
+        "package": "ACPAgentRunner",
+        "error": "cannot be imported: RuntimeError",
+    }
 
 
 def test_the_probe_refuses_what_is_no_package(tmp_path: Path) -> None:

@@ -26,10 +26,9 @@ import pkg
 from testkit import daemon_rig
 from testkit.daemon_rig import DAEMON_ID, DaemonHome
 from testkit.daemon_sites import plugin_form, private
-from testkit.relay_rig import free_port
 from testkit.run_harness import Outcome
 from testkit.scripted_kinds import KINDS, Kind
-from testkit.sdk_websocket import websocket_worker
+from testkit.sdk_websocket import quiet_port, websocket_worker
 from testkit.sdk_worker import AUTHOR, SdkWorker, Shape, descendants, gone, sdk_worker
 
 Transport = Literal["stdio", "websocket"]
@@ -116,7 +115,7 @@ class Probe:
         command = self.kind.write(base / "agent")
         workspace = base / "workspace"
         workspace.mkdir()
-        port, token = free_port(), secrets.token_urlsafe(32)
+        port, token = quiet_port(), secrets.token_urlsafe(32)
         home = DaemonHome(
             base / "machine",
             f"ws://127.0.0.1:{port}",

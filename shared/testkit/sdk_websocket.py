@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
@@ -32,18 +34,26 @@ from langbot_plugin.runtime.security import (
 )
 
 from testkit.host_actions import HostActions
-from testkit.relay_rig import free_port
 from testkit.sdk_worker import READY_WITHIN, Core, SdkWorker, Shape
 
 LOOPBACK: Final = "127.0.0.1"
 Callback = Callable[[Connection], Coroutine[Any, Any, None]]
 
 
+def quiet_port() -> int:
+    """A port of 127.0.0.1 that is free and that the system gives to no outgoing connection meanwhile, as it does with others."""
+    for port in random.SystemRandom().sample(range(18000, 32000), 200):
+        with contextlib.closing(socket.socket()) as trial, contextlib.suppress(OSError):
+            trial.bind((LOOPBACK, port))
+            return port
+    raise OSError("no free port of 127.0.0.1 below the ephemeral ones")
+
+
 class _Listener:
     """The SDK's WebSocket server on a free port of 127.0.0.1, for whoever has one secret."""
 
     def __init__(self, header: str, secret: str, callback: Callback) -> None:
-        self.port = free_port()
+        self.port = quiet_port()
         server = WebSocketServerController(self.port, host=LOOPBACK, expected_headers={header: secret})
         self._task = asyncio.ensure_future(server.run(callback))
 
