@@ -114,3 +114,17 @@ def test_the_probe_refuses_what_is_no_package(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (2, "")
         assert "no package" in done.stderr
         assert str(tmp_path) not in done.stderr
+
+
+def test_the_historical_blockers_are_in_no_ordinary_run() -> None:
+    """Our rule: what the stock relay does is shown by hand only; no run of the suite collects it or counts its assertions."""
+    name = "historical_coding_runner_shared_blockers.py"
+    assert (TESTS / name).is_file()
+    listing = ("-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "-q")
+    ordinary = python(*listing, TESTS, "--ignore-glob=*/test_[!s]*")
+    assert ordinary.returncode == 0, ordinary.stdout
+    assert "test_static.py" in ordinary.stdout
+    assert "historical" not in ordinary.stdout
+    by_hand = python(*listing, TESTS / name)
+    assert by_hand.returncode == 0, by_hand.stdout
+    assert by_hand.stdout.count(f"{name}::test_") == 5

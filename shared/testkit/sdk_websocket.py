@@ -41,7 +41,7 @@ Callback = Callable[[Connection], Coroutine[Any, Any, None]]
 
 
 def quiet_port() -> int:
-    """A port of 127.0.0.1 that is free and that the system gives to no outgoing connection meanwhile, as it does with others."""
+    """A port of 127.0.0.1 that is free, and that no outgoing connection gets meanwhile."""
     for port in random.SystemRandom().sample(range(18000, 32000), 200):
         with contextlib.closing(socket.socket()) as trial, contextlib.suppress(OSError):
             trial.bind((LOOPBACK, port))
