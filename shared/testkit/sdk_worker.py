@@ -313,6 +313,25 @@ class SdkWorker:
         """One run as a task."""
         return asyncio.get_running_loop().create_task(self.run(text, uid=uid, **more))
 
+    async def runners(self, uid: str = "A") -> list[dict[str, Any]]:
+        """What the runtime tells a host of the runners that the installation has."""
+        token = _dispatching.set(self._bindings[uid])
+        try:
+            return await self._manager.list_runners()
+        finally:
+            _dispatching.reset(token)
+
+    def registered(self, uid: str = "A") -> dict[str, str]:
+        """Author, name and version that the worker registered with."""
+        (found,) = self._manager.plugins_for_binding(self._bindings[uid]) or self._manager.plugins
+        metadata = found.manifest.metadata
+        return {"author": str(metadata.author), "name": str(metadata.name), "version": str(metadata.version)}
+
+    @property
+    def extracted(self) -> Path:
+        """The artifact as the runtime has it on the disk, which the worker runs."""
+        return Path(self._manager.artifact_store.require_verified(self._digest).code_path)
+
     async def close(self) -> None:
         """Remove every installation and end every worker."""
         for uid in list(self._bindings):
