@@ -382,7 +382,7 @@ _chat = (
         pkg("results"),
         "await self._drain()",
         "",
-        ("test_results.py::test_any_run_shows_the_answer_once_and_nothing_else",),
+        ("test_results.py::test_every_answer_arrives_whole_once_in_order[in pieces-100000 CJK-telegram]",),
         within="async def _finish_stream(",
     ),
     Sabotage(
