@@ -225,6 +225,8 @@ ONE_POLICY: Final = "only what is asked passes through the SDK"
 SELF_TEST: Final = "a test of the test"
 BETWEEN: Final = "runs under an older SDK and under the newest"
 NEXT: Final = "runs under the next newer SDK"
+HOSTS: Final = "runs under the newest SDK, and the real host prepares it with its own"
+HOST: Final = "the suites of the real host drive dedicated workers of this SDK"
 
 SDK_FILES: Final = (
     f"{SUITE}test_sdk_versions.py",
@@ -252,6 +254,9 @@ CORE_FILES: Final = (
     f"{SUITE}test_run_loop.py",
 )
 """Imports of every module, a worker of each kind, the protocols, processes and a run: what another Python could break."""
+
+BRIEF_FILES: Final = (f"{SUITE}test_sdk_versions.py", f"{SUITE}test_relay_protocol_vectors.py")
+"""For another build of the main run's own minor version: imports, a worker of each kind, the protocol."""
 
 SOCKET_FILES: Final = (f"{SUITE}test_coding_relay_v1*.py", f"{SUITE}test_sdk_versions.py")
 """All that speaks over a real socket of the relay, and a debugged worker, whose SDK speaks over one."""
@@ -298,16 +303,21 @@ LEFT_OUT_0_7_4: Final = {
     f"{SUITE}test_identity.py::TestAuthority::test_a_pool_of_an_sdk_without_the_revocation_hook_is_refused": UNPOOLED,
 }
 LEFT_OUT_0_7_5: Final = {
-    **CANCELS,
-    f"{SUITE}test_daemon_workers.py::TestTwoWorkers::test_a_cancelled_run_ends_its_own_agent_and_no_other": UNCANCELLED,
     f"{_APPROVALS}whatever_is_killed_or_replaced_no_turn_waits_for_ever[acp]": NEXT,
-    f"{SUITE}test_daemon_workers.py::TestPool::test_a_killed_shared_worker_leaves_no_agent_on_any_machine": NEXT,
-    f"{SUITE}test_worker_lifecycle.py::test_the_real_dependency_environment_of_the_package_serves": NEXT,
+    f"{SUITE}test_daemon_workers.py::TestPool::test_a_killed_shared_worker_leaves_no_agent_on_any_machine": NO_SDK,
+    f"{SUITE}test_worker_lifecycle.py::test_the_real_dependency_environment_of_the_package_serves": HOSTS,
+    f"{SUITE}test_daemon_workers.py::TestTwoWorkers": NEXT,
+    f"{SUITE}test_daemon_workers.py::TestOneMachine": NEXT,
+    f"{_APPROVALS}every_answer_under_every_policy_on_every_surface": NEXT,
+    f"{SUITE}test_worker_runs.py": BETWEEN,
 }
 LEFT_OUT_0_7_16: Final = {
     f"{SUITE}test_statelessness.py::TestTwoInstallations": BETWEEN,
     f"{SUITE}test_worker_ssh.py": BETWEEN,
     f"{SUITE}test_worker_globals.py": BETWEEN,
+    f"{SUITE}test_worker_runs.py": HOST,
+    f"{SUITE}test_worker_lifecycle.py::test_the_real_dependency_environment_of_the_package_serves": HOST,
+    f"{SUITE}test_daemon_workers.py::TestPool::test_a_killed_shared_worker_leaves_no_agent_on_any_machine": NO_SDK,
 }
 
 
