@@ -19,7 +19,7 @@ pytestmark = pytest.mark.static
 TESTS = ROOT / "certification-tests"
 PAGES = (f"{packages.SOURCE}/SHARED_RUNTIME.md", "SECURITY.md", "certification-tests/CODING-CANDIDATES.md")
 NUMBERS = re.compile(r"\s*\[(\d+(?:, \d+)*)\]")
-SENTENCE_END = re.compile(r"[.:?!](?=\s|$)")
+SENTENCE_END = re.compile(r"[.?!](?=\s|$)")
 
 
 def blocks(text: str) -> list[str]:
@@ -49,10 +49,8 @@ def unproven(block: str) -> list[str]:
         last = block.strip("|").split("|")[-1]
         return [] if NUMBERS.fullmatch(last.rstrip()) else [block]
     pieces = NUMBERS.split(block)
-    sentences, rest = pieces[0::2][:-1], pieces[-1]
-    bad = [
-        each for each in sentences if len(SENTENCE_END.findall(each.strip())) != 1 or not SENTENCE_END.search(each.strip()[-1:])
-    ]
+    sentences, rest = [each.strip() for each in pieces[0::2][:-1]], pieces[-1]
+    bad = [each for each in sentences if not each.endswith(".") or len(SENTENCE_END.findall(each)) != 1]
     return [*bad, *([rest] if rest.strip() else [])]
 
 
