@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evidence import Failed, Refused, candidate, envelopes, gate, hashes, members, sbom, scan, sdk_record, store, suites
 from langbot_plugin import certification
 
+from evidence import Failed, Refused, candidate, envelopes, gate, hashes, members, sbom, scan, sdk_record, store, suites
 from tooling import ROOT, packages
 
 pytestmark = [pytest.mark.evidence, pytest.mark.timeout(300)]
