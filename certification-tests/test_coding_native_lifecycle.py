@@ -1,7 +1,9 @@
-"""Real agents in the real processes of their package: accounts stay apart, a session has one writer and outlives its process.
+"""Agents in the real processes of their package: what was cancelled is gone, accounts stay apart, a session has one writer.
 
-The package is the built one, in a real worker of the SDK's runtime and under its own daemon program; nothing of it is imported
-here, so that this process stays the core's. The model is a local protocol fixture.
+First all three packages with their scripted agents (local protocol fixtures): through their own drivers in a process of their
+own (``coding_process_worker.py``), under their own daemon programs, and built, in real workers of the SDK's runtime. Then the
+real Claude Code and the real Codex with accounts of their own; their models are local protocol fixtures. Nothing of a sibling
+package is imported here, so that this process stays the core's.
 """
 
 from __future__ import annotations
@@ -20,15 +22,25 @@ from typing import Any
 import pytest
 
 from pkg import texts
-from testkit import daemon_rig
+from pkg.agent_api import Prompt, SessionSpec
+from pkg.daemon_relay import AgentRuntimeDaemonHub
+from pkg.errors import CodingError, ProcessCleanupUnconfirmed
+from pkg.remote_session import RemoteDriver
+from testkit import daemon_rig, hostile_trees
+from testkit.anthropic_fixture import anthropic_fixture
 from testkit.daemon_rig import DAEMON_ID, DaemonHome, DaemonProcess
-from testkit.daemon_sites import command_lines, files_below, plugin_form, private, until_shown
+from testkit.daemon_sites import command_lines, files_below, listening, plugin_form, private, told_processes, until_shown
+from testkit.process_worker import WorkerRefused, process_worker
 from testkit.relay_rig import free_port
 from testkit.responses_fixture import ResponsesFixture, codex_home, responses_fixture
 from testkit.run_harness import Outcome
+from testkit.scripted_kinds import KINDS, Kind
+from testkit.sdk_websocket import quiet_port
 from testkit.sdk_worker import SdkWorker, built, descendants, gone, sdk_worker
 
-pytestmark = [pytest.mark.real_codex, pytest.mark.sdk_worker, pytest.mark.asyncio, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.sdk_worker, pytest.mark.asyncio, pytest.mark.timeout(240)]
+real_codex = pytest.mark.real_codex
+every_package = pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
 
 CODEX = "CodexAgent"
 BOUND = 90.0
@@ -201,9 +213,288 @@ async def two_accounts(
     assert await gone(left, 30.0)
 
 
+# ------------------------------------------------------------------ every package, its own driver
+
+
+def tree_beside(kind: Kind, directory: Path) -> tuple[Path, Path]:
+    """The agent's program, which starts a stubborn tree beside itself, and where that announces itself."""
+    trees = directory / "trees"
+    trees.mkdir(parents=True)
+    return kind.write(directory / "agent", beside=hostile_trees.command("setsid", trees)), trees
+
+
+async def announced(trees: Path) -> dict[int, str]:
+    """The tree's processes, once all have come up: a child, which ignores SIGTERM, and those below it in other sessions."""
+    return await asyncio.to_thread(hostile_trees.complete, trees, hostile_trees.KINDS["setsid"])
+
+
+@every_package
+@pytest.mark.parametrize("times", [1, 7])
+async def test_native_cancel_awaits_child_and_grandchild(kind: Kind, times: int, tmp_path: Path) -> None:
+    """Our rule: in the middle of a turn, a cancellation is over when the agent and everything it started is gone, not before.
+
+    However often it is repeated meanwhile; and the same process opens the next session as if nothing had been.
+    """
+    command, trees = tree_beside(kind, tmp_path)
+    workspace = str(tmp_path / "workspace")
+    Path(workspace).mkdir()
+    async with process_worker(kind.package, private(tmp_path / "own")) as worker:
+        hello = await worker.ask("hello")
+        assert (hello["driver"], hello["pid"]) == (kind.driver, worker.pid)
+        await worker.ask("start", session="s", form=kind.local(command, workspace), workspace=workspace)
+        await worker.ask("prompt", session="s", text=f"say begun\n{kind.hold(tmp_path / 'never')}")
+        await worker.said("s", "begun")
+        processes = {**await announced(trees), **descendants(worker.pid)}
+        assert len(processes) >= 4
+        assert await worker.ask("cancel", session="s", times=times) == {"ended": True}
+        assert hostile_trees.living(processes) == []
+        again = kind.write(tmp_path / "again")
+        await worker.ask("start", session="t", form=kind.local(again, workspace), workspace=workspace)
+        await worker.ask("prompt", session="t", text="say whole")
+        await worker.said("t", "whole")
+        await worker.ask("close", session="t")
+        assert descendants(worker.pid) == {}
+
+
+@every_package
+async def test_workspace_defaults(kind: Kind, tmp_path: Path) -> None:
+    """Our rule: an isolated installation works in ``/data/workspace``, made for it; elsewhere the established defaults stay.
+
+    A dedicated worker has the current directory, and what is configured counts everywhere but in the pool, which has none.
+    ``/data`` is stood in for by a directory here; a real jail has the real one.
+    """
+    data, mine = tmp_path / "data", tmp_path / "mine"
+    data.mkdir()
+    mine.mkdir()
+    isolated = {"LANGBOT_PLUGIN_RUNTIME_PROFILE": "shared", "HOME": "/home"}
+    async with process_worker(kind.package, isolated) as worker:
+        found = await worker.ask("workspace", data=str(data))
+        assert found == {"shape": "jail", "workspace": str(data / "workspace"), "default_data": "/data"}
+        assert (data / "workspace").stat().st_mode & 0o777 == 0o700
+        assert (await worker.ask("workspace", data=str(data), configured=str(mine)))["workspace"] == str(mine)
+    async with process_worker(kind.package, {"LANGBOT_PLUGIN_RUNTIME_PROFILE": "oss_dev"}, cwd=mine) as worker:
+        found = await worker.ask("workspace", data=str(data))
+        assert (found["shape"], found["workspace"]) == ("dedicated", str(mine))
+        assert (await worker.ask("workspace", configured=str(data)))["workspace"] == str(data)
+    async with process_worker(kind.package, {"LANGBOT_PLUGIN_RUNTIME_PROFILE": "shared", "HOME": "/tmp"}) as worker:
+        for configured in ("", str(mine)):
+            with pytest.raises(WorkerRefused, match=r"coding\.local_in_pool"):
+                await worker.ask("workspace", data=str(data), configured=configured)
+
+
+# ------------------------------------------------------------------ every package, its own daemon
+
+
+@contextlib.asynccontextmanager
+async def machine(kind: Kind, command: Path, directory: Path) -> AsyncIterator[tuple[AgentRuntimeDaemonHub, DaemonHome]]:
+    """A hub, and a workstation for the package's own daemon program."""
+    async with daemon_rig.hub_and_home(directory) as (hub, _):
+        place = directory / "machine"
+        yield hub, DaemonHome(place, hub.endpoint, driver=kind.driver, command=(str(command),), package=kind.package)
+
+
+def remote(hub: AgentRuntimeDaemonHub, kind: Kind) -> RemoteDriver:
+    """The driver for the workstation's agent."""
+    return RemoteDriver(hub, DAEMON_ID, "scripted", kind.driver, connect_timeout=BOUND)
+
+
+@every_package
+async def test_bundled_daemon_acknowledges_only_after_group_exit(kind: Kind, tmp_path: Path) -> None:
+    """Our rule: whoever ends a job hears of it when the whole tree on the machine is gone, however often cancelled."""
+    command, trees = tree_beside(kind, tmp_path / "first")
+    async with machine(kind, command, tmp_path) as (hub, home), daemon_rig.running(home) as daemon:
+        for times in (0, 7):
+            for file in trees.iterdir():
+                file.unlink()
+            session = await remote(hub, kind).open(SessionSpec(command=(), cwd=""))
+            await session.prompt(Prompt(kind.hold(tmp_path / "never")))
+            processes = {**await announced(trees), **descendants(daemon.pid)}
+            closing = asyncio.ensure_future(session.close())
+            for _ in range(times):
+                await asyncio.wait({closing}, timeout=0.02)
+                closing.cancel()
+            await asyncio.wait({closing}, timeout=BOUND)
+            assert closing.done()
+            assert hostile_trees.living(processes) == []
+            assert descendants(daemon.pid) == {}
+            if not closing.cancelled():
+                closing.result()
+
+
+@every_package
+async def test_cleanup_failure_never_becomes_success(kind: Kind, tmp_path: Path) -> None:
+    """Our rule: a job whose processes are not proven gone is never acknowledged, and its daemon gets no other job till it is.
+
+    What may be the job's is another's process here, so that no daemon may end it and none can prove it is nothing.
+    """
+    command = kind.write(tmp_path / "agent")
+    async with machine(kind, command, tmp_path) as (hub, home):
+        async with daemon_rig.running(home) as daemon:
+            session = await remote(hub, kind).open(SessionSpec(command=(), cwd=""))
+            await daemon.kill()
+        stranger = await asyncio.create_subprocess_exec("sleep", "600", start_new_session=True)
+        try:
+            (table,) = home.state.rglob("jobs.json")
+            kept = json.loads(table.read_text())
+            for entry in kept["jobs"].values():
+                entry["processes"] = [[stranger.pid, hostile_trees.start_time(stranger.pid)]]
+            table.write_text(json.dumps(kept))
+            async with daemon_rig.running(home):
+                async with asyncio.timeout(BOUND):
+                    await session.job.ended.wait()
+                for _ in range(2):
+                    with pytest.raises(CodingError) as refused:
+                        await RemoteDriver(hub, DAEMON_ID, "scripted", kind.driver).open(SessionSpec(command=(), cwd=""))
+                    assert refused.value.code == "coding.daemon_fenced"
+                    with pytest.raises(ProcessCleanupUnconfirmed):
+                        await session.close()
+                assert json.loads(table.read_text())["jobs"].keys() == kept["jobs"].keys()
+                assert stranger.returncode is None
+                stranger.kill()
+                await stranger.wait()
+                await hub.wait_for_daemon(DAEMON_ID, BOUND)
+                await (await remote(hub, kind).open(SessionSpec(command=(), cwd=""))).close()
+        finally:
+            if stranger.returncode is None:
+                stranger.kill()
+                await stranger.wait()
+
+
+# ------------------------------------------------------------------ every package, built
+
+
+@every_package
+async def test_same_session_is_serialized_and_another_account_is_independent(kind: Kind, tmp_path: Path) -> None:
+    """Our rule: two workers with one home never write one session at once; another session is not held up by it."""
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    command = kind.write(tmp_path / "agent", {"known": True} if kind.driver == "codex" else {"state": str(tmp_path / "state")})
+    (tmp_path / "state").mkdir()
+    environment = private(tmp_path / "worker")
+    forms: dict[str, dict[str, Any]] = {"A": {}, "B": {}}
+    async with sdk_worker(
+        built(kind.package), tmp_path / "runtime", name=kind.package, installations=forms, environment=environment
+    ) as worker:
+        form = kind.local(command, str(workspace), env_json=json.dumps({"CODEX_HOME": str(tmp_path / "state")}))
+        assert worker.pid("A") != worker.pid("B")
+        assert (await worker.run("say one", uid="A", config=form)).shown == ["one"]
+        (stored,) = worker.host("A").state.values()
+        worker.host("B").state = Stored(stored["value"])
+        gate = tmp_path / "gate"
+        holding = worker.stream(f"say begun\n{kind.hold(gate)}\nsay released", uid="A", run_id="r2", config=form)
+        before = await until_shown(holding, "begun")
+        refused = await worker.run("say intruder", uid="B", run_id="r3", config=form)
+        assert (refused.text.splitlines()[0], refused.reason) == (BUSY, "error")
+        worker.host("B").state = {}
+        own = await worker.run("say mine", uid="B", run_id="r4", conversation="person_8", config=form)
+        assert own.shown == ["mine"]
+        gate.touch()
+        async with asyncio.timeout(BOUND):
+            done = Outcome(before + [result async for result in holding])
+        assert "released" in done.text
+        worker.host("B").state = Stored(stored["value"])
+        assert "after" in (await worker.run("say after", uid="B", run_id="r5", config=form)).text
+
+
+async def test_one_runner_two_agents_one_listener_and_reconfiguration(tmp_path: Path) -> None:
+    """Our rule: two agents' configurations of one runner share its one listener and reach a daemon each, by their ids.
+
+    A new configuration of the plugin moves the one listener, and both daemons work again under the new token only.
+    """
+    kind = KINDS["ACPAgentRunner"]
+    ids = ("laptop", "desktop")
+    async with contextlib.AsyncExitStack() as stack:
+        port, token = quiet_port(), secrets.token_urlsafe(32)
+        worker = await stack.enter_async_context(
+            sdk_worker(
+                built(),
+                tmp_path / "runtime",
+                installations={"A": plugin_form(port, token)},
+                environment=private(tmp_path / "w"),
+            )
+        )
+        for revision in (1, 2):
+            if revision == 2:
+                port, token = quiet_port(), secrets.token_urlsafe(32)
+                await worker.install("A", plugin_form(port, token), revision=2)
+            daemons = {}
+            for name in ids:
+                place = tmp_path / f"{name}-{revision}"
+                command = kind.write(place / "agent")
+                url = f"ws://127.0.0.1:{port}"
+                home = DaemonHome(
+                    place / "machine", url, token=token, driver=kind.driver, command=(str(command),), daemon_id=name
+                )
+                daemons[name] = await stack.enter_async_context(daemon_rig.running(home))
+            gates = {name: tmp_path / f"gate-{name}-{revision}" for name in ids}
+            streams = {}
+            for name in ids:
+                script = f"child\n{kind.hold(gates[name])}\nsay from {name}"
+                run_id, conversation = f"{name}{revision}", f"person_{name}"
+                streams[name] = worker.stream(script, run_id=run_id, conversation=conversation, config=kind.remote(name))
+                processes = told_processes(await until_shown(streams[name], "agent="))
+                assert processes.keys() <= descendants(daemons[name].pid).keys()
+            assert listening(worker.pid()) == {("127.0.0.1", port)}
+            for name in reversed(ids):
+                gates[name].touch()
+                await until_shown(streams[name], f"from {name}")
+                assert [result.type async for result in streams[name]][-1] == "run.completed"
+            for daemon in daemons.values():
+                assert descendants(daemon.pid) == {}
+
+
 # ------------------------------------------------------------------ accounts
 
 
+@pytest.mark.real_claude
+async def test_claude_code_auth_and_resume_continuity(tmp_path: Path, claude_program: Path) -> None:
+    """Our rule: each ``CLAUDE_CONFIG_DIR`` is an account with its own key and sessions, found again by another process.
+
+    The key is told by the account's own settings; a session of one home is no session of the other, and that is said.
+    """
+    words = {"one": "PEAR", "other": "PLUM"}
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    async with anthropic_fixture() as model:
+        keys = {name: f"sk-canary-{name}-{secrets.token_hex(8)}" for name in words}
+        model.keys = set(keys.values())
+        environments = {}
+        for name, key in keys.items():
+            home = tmp_path / name
+            home.mkdir()
+            (home / "key").write_text(key)
+            (home / "settings.json").write_text(json.dumps({"apiKeyHelper": f"cat {home / 'key'}"}))
+            given = {key: value for key, value in model.environment().items() if key != "ANTHROPIC_API_KEY"}
+            environments[name] = {**given, "CLAUDE_CONFIG_DIR": str(home)}
+        form = {"command": str(claude_program), "workspace": str(workspace)}
+        ids: dict[str, str] = {}
+        private_places = private(tmp_path / "own")
+        for text in ("remember {} [[ say noted ]]", "[[ recall ]]"):
+            async with process_worker("ClaudeCodeAgent", private_places) as worker:
+                for name, word in words.items():
+                    started = {"session": name, "form": form, "workspace": str(workspace), "env": environments[name]}
+                    ids[name] = (await worker.ask("start", **started, resume=ids.get(name, "")))["session_id"]
+                    await worker.ask("prompt", session=name, text=text.format(word))
+                    await worker.said(name, "noted" if "say" in text else word)
+                    await worker.until(name, "TurnEnded", stop_reason="end_turn")
+                    assert model.used[-1] == keys[name]
+                for name in words:
+                    await worker.ask("close", session=name)
+        assert ids["one"] != ids["other"]
+        for name, stranger in (("one", "other"), ("other", "one")):
+            held = files_below(tmp_path / name)
+            assert any(ids[name] in str(path) for path in held)
+            for foreign in (keys[stranger], words[stranger], ids[stranger]):
+                assert [path for path, data in held.items() if foreign.encode() in data] == []
+        async with process_worker("ClaudeCodeAgent", private_places) as worker:
+            crossed = {"form": form, "workspace": str(workspace), "env": environments["other"], "resume": ids["one"]}
+            found = await worker.ask("start", session="crossed", **crossed)
+            assert (await worker.until("crossed", "SessionStarted"))["lost_history"] is True
+            assert found["session_id"] != ids["one"]
+            await worker.ask("close", session="crossed")
+
+
+@real_codex
 @pytest.mark.parametrize("place", PLACES)
 async def test_codex_auth_and_resume_continuity(place: str, directory: Path, codex_program: Path) -> None:
     """Our rule: an account's sign-in and sessions are its own home's, used as they are, and found again by the next process.
@@ -250,6 +541,7 @@ async def test_codex_auth_and_resume_continuity(place: str, directory: Path, cod
         assert [path for path, data in outside.items() if one.key.encode() in data or other.key.encode() in data] == []
 
 
+@real_codex
 @pytest.mark.parametrize("place", PLACES)
 async def test_a_session_of_another_account_is_none_of_this_one_s(place: str, directory: Path, codex_program: Path) -> None:
     """Our rule: even an installation that knows another account's session id gets a fresh session, and is told so."""
@@ -264,6 +556,7 @@ async def test_a_session_of_another_account_is_none_of_this_one_s(place: str, di
         assert set(other.rollouts).isdisjoint(before)
 
 
+@real_codex
 @pytest.mark.parametrize("place", PLACES)
 async def test_distinct_accounts_work_at_the_same_time(place: str, directory: Path, codex_program: Path) -> None:
     """Our rule: nothing of one account waits for another's, not even in the same turn."""
@@ -296,6 +589,7 @@ def linked_home(one: Account, other: Account) -> None:
     other.key = one.key
 
 
+@real_codex
 @pytest.mark.parametrize("arrange", [linked_sessions, linked_home])
 @pytest.mark.parametrize("place", PLACES)
 async def test_session_guard_serialization(
@@ -328,6 +622,7 @@ async def test_session_guard_serialization(
         assert all(json.loads(line) for line in rollout.splitlines())
 
 
+@real_codex
 @pytest.mark.parametrize("place", PLACES)
 async def test_session_guard_ends_with_its_holder(place: str, directory: Path, codex_program: Path) -> None:
     """Our rule: SIGKILL to whoever had the session frees it, and leaves no writer behind."""

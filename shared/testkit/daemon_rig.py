@@ -39,15 +39,17 @@ class DaemonHome:
         driver: str = "acp",
         command: Sequence[str] = (),
         package: str = "",
+        daemon_id: str = DAEMON_ID,
     ) -> None:
         """``agent`` configures the scripted agent; ``driver`` and ``command`` are those of another one, as is ``package``."""
+        self.daemon_id = daemon_id
         self.directory = directory
         self.workspace = directory / "src"
         self.workspace.mkdir(parents=True)
         self.state = directory / "state"
         self.policy = directory / "daemon.toml"
         self.key = directory / "laptop.key"
-        self.key.write_text(format_key(daemon_key(token, DAEMON_ID)) + "\n")
+        self.key.write_text(format_key(daemon_key(token, daemon_id)) + "\n")
         self.key.chmod(0o600)
         self.log = directory / "daemon.log"
         self.url = url
@@ -61,7 +63,7 @@ class DaemonHome:
         """(Re)write the policy file; ``extra`` are top-level lines, ``agent_extra`` the agent's."""
         command = self.command or (sys.executable, "-I", "-S", str(AGENT), json.dumps(self.agent))
         lines = [
-            f'daemon_id = "{DAEMON_ID}"',
+            f'daemon_id = "{self.daemon_id}"',
             f"workspaces = [{json.dumps(str(self.workspace))}]",
             f"state_dir = {json.dumps(str(self.state))}",
             extra,

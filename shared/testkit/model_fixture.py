@@ -460,6 +460,10 @@ class ModelFixture:
         """``http://127.0.0.1:PORT``, without a path."""
         self.asked: list[Asked] = []
         """Every model call that offered tools, in order."""
+        self.keys = {KEY}
+        """The keys that are taken."""
+        self.used: list[str] = []
+        """The key of every request that was taken, in order."""
         self.refused = 0
         """Requests without the key."""
         self.dropped = 0
@@ -482,9 +486,11 @@ class ModelFixture:
         if self._count > REQUESTS:
             return web.json_response({"error": {"message": "too many requests of one test run"}}, status=400)
         given = [request.headers.get(name, "") for name in ("x-api-key", "x-goog-api-key", "authorization")]
-        if KEY not in (value.removeprefix("Bearer ") for value in given):
+        known = [value for value in (each.removeprefix("Bearer ") for each in given) if value in self.keys]
+        if not known:
             self.refused += 1
             return web.json_response({"error": {"message": "a key that is not the fixture's"}}, status=401)
+        self.used.append(known[0])
         body = await request.json()
         if "count" in request.path and "okens" in request.path:
             return web.json_response({"input_tokens": TOKENS["in"], "totalTokens": TOKENS["in"]})

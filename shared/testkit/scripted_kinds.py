@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,17 +23,25 @@ class Kind:
     program: str
     label: str
 
-    def write(self, path: Path, config: Mapping[str, Any] | None = None) -> Path:
-        """Write the agent's program to ``path``: the scripted one with this configuration, which no argument repeats."""
+    def write(self, path: Path, config: Mapping[str, Any] | None = None, *, beside: Sequence[str] = ()) -> Path:
+        """Write the agent's program to ``path``: the scripted one with this configuration.
+
+        ``beside`` is a command that it starts first and leaves to itself, as an agent's tools do.
+        """
         settings = {**({"first_session": ""} if self.driver == "acp" else {}), **(config or {})}
         written = shlex.quote(json.dumps(settings))
         codex = self.driver == "codex"
         given, last = (f"SCRIPTED_CODEX={written} exec", "") if codex else ("exec", written)
         path.parent.mkdir(parents=True, exist_ok=True)
         program = f"{shlex.quote(sys.executable)} -I -S {shlex.quote(str(HERE / self.program))}"
-        path.write_text(f'#!/bin/sh\n{given} {program} {last} "$@"\n')
+        started = f"{shlex.join(beside)} </dev/null >/dev/null 2>&1 &\n" if beside else ""
+        path.write_text(f'#!/bin/sh\n{started}{given} {program} {last} "$@"\n')
         path.chmod(0o755)
         return path
+
+    def hold(self, gate: Path) -> str:
+        """The step that waits for a file, or for the turn's end."""
+        return {"acp": "until", "claude-code": "hold", "codex": "file"}[self.driver] + f" {gate}"
 
     def local(self, command: Path, workspace: str = "", **fields: Any) -> dict[str, Any]:
         """A runner form for an agent beside the worker; ``fields`` with underscores for hyphens."""
