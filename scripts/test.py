@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run the whole suite. Further arguments go to pytest; ``--python`` only prints the interpreter it runs on.
 
-Without arguments the suite runs as several processes, two side by side, with all compatibility lanes, see :mod:`tooling.lanes`;
+Without arguments the suite runs as several processes side by side, with all compatibility lanes, see :mod:`tooling.lanes`;
 ``--compat`` runs those lanes alone, ``--compat sdk-0.7.5 ...`` some of them, ``--compat --list`` names them.
 
 Needs Python 3.11 or newer, git and the package registries. Everything else is prepared: the environment ``.venv`` from its

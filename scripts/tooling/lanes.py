@@ -1,7 +1,7 @@
-"""The whole suite as several processes, two side by side: its own three parts, every compatibility lane, and the sabotages.
+"""The whole suite as several processes side by side: its own four parts, every compatibility lane, and the sabotages.
 
-Guarantees: every test of the suite runs in exactly one of the three parts; whichever place is free takes the next step, longest
-first, so that both places end at about the same time; when :func:`run` returns every process is over, also after an interrupt
+Guarantees: every test of the suite runs in exactly one of the four parts; whichever place is free takes the next step, longest
+first, so that all places end at about the same time; when :func:`run` returns every process is over, also after an interrupt
 or SIGTERM; what a step printed is shown whole when it has ended, the first step's as it comes; one table at the end says what
 every step ran on and what became of it, with what was left out and why; the worst exit code is the whole's.
 """
@@ -28,6 +28,9 @@ from tooling import ROOT, compat, steps, venv
 
 WAITING: Final = ("real_host", "real_claude", "real_agents")
 """The markers of tests that wait for a chat's pace and for other programs, so that one core serves them and others."""
+
+WORKERS: Final = ("sdk_worker", "demo")
+"""The markers of tests that start whole workers and daemons beside them."""
 
 JAILED: Final = ("nsjail", "evidence")
 """The markers of tests that start jails or build and check whole packages."""
@@ -79,15 +82,16 @@ class Outcome:
 
 
 def parts() -> dict[str, str]:
-    """The suite divided by marker expressions into parts, each test in exactly one."""
-    waiting, jailed = compat.any_of(WAITING), compat.any_of(JAILED)
-    if not jailed:
-        return {"main": f"not ({waiting})", "main, waiting": waiting}
-    return {
-        "main": f"not ({waiting} or {jailed})",
-        "main, waiting": waiting,
-        "main, jailed": f"({jailed}) and not ({waiting})",
-    }
+    """The suite divided by marker expressions into parts, each test in exactly one: the first whose markers it carries."""
+    divided: dict[str, str] = {}
+    taken: list[str] = []
+    for name, markers in (("main, waiting", WAITING), ("main, jailed", JAILED), ("main, workers", WORKERS)):
+        if chosen := compat.any_of(markers):
+            divided[name] = f"({chosen}) and not ({' or '.join(taken)})" if taken else chosen
+            taken.append(chosen)
+    # The longest first.
+    rest = {"main": f"not ({' or '.join(taken)})"}
+    return {**rest, **{name: divided[name] for name in ("main, waiting", "main, workers", "main, jailed") if name in divided}}
 
 
 def main_steps(python: Path) -> list[Step]:
@@ -127,7 +131,7 @@ def compat_steps(python: Path) -> list[Step]:
 
 
 def whole(python: Path) -> list[Step]:
-    """Everything: the suite's two long parts first, then what either place takes when it is free."""
+    """Everything: the suite's own parts first, then what any place takes when it is free."""
     return [*main_steps(python), *compat_steps(python)]
 
 
@@ -146,7 +150,7 @@ def compat_only(python: Path, names: Sequence[str]) -> int:
 # ------------------------------------------------------------------ running
 
 
-def run(whole: Sequence[Step], *, places: int = 2) -> int:
+def run(whole: Sequence[Step], *, places: int) -> int:
     """Run every step to its end, ``places`` of them at a time; the worst exit code."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _: sys.exit(128 + received))
@@ -328,5 +332,5 @@ def table(outcomes: Sequence[Outcome], seconds: float) -> str:
 
 
 def places() -> int:
-    """How many steps run side by side: two, or one where this machine has one core only."""
-    return min(2, os.cpu_count() or 1)
+    """How many steps run side by side: one more than there are cores, three at the most, because tests mostly wait."""
+    return min(3, (os.cpu_count() or 1) + 1)
