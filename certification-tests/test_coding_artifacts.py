@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -114,6 +115,71 @@ def test_the_probe_refuses_what_is_no_package(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (2, "")
         assert "no package" in done.stderr
         assert str(tmp_path) not in done.stderr
+
+
+MARKED = """
+import json
+import os
+import pathlib
+import pkg
+import pytest
+from testkit import daemon_rig
+from testkit.process_worker import process_worker
+from testkit.sdk_worker import built, sdk_worker
+from testkit.scripted_kinds import KINDS
+
+ROOT = pathlib.Path(os.environ["CODING_RUNNER_SOURCE_ROOT"])
+SEEN = pathlib.Path(os.environ["HOME"]) / "seen"
+PACKAGES = list(KINDS)
+
+def test_this_process_imports_from_there(package_root):
+    import agent.product
+    assert package_root == ROOT / "ACPAgentRunner"
+    for module in (pkg, agent.product):
+        assert pathlib.Path(module.__file__).is_relative_to(package_root)
+    assert pkg.MARK == "ACPAgentRunner"
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_so_does_a_daemon_program(name):
+    assert daemon_rig.program(name) == ROOT / name / "daemon.py"
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("name", PACKAGES)
+async def test_so_does_a_worker_process(name):
+    async with process_worker(name) as worker:
+        modules = (await worker.ask("hello"))["modules"]
+    assert len(modules) > 20
+    assert all(pathlib.Path(file).is_relative_to(ROOT / name) for file in modules.values())
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("name", ["ACPAgentRunner", "CodexAgent"])
+async def test_so_does_a_real_worker_of_the_sdk(name, tmp_path):
+    async with sdk_worker(built(name), tmp_path, name=name, environment={"MARK_SEEN": str(SEEN)}) as worker:
+        assert (worker.extracted / "pkg" / "__init__.py").read_bytes() == (ROOT / name / "pkg" / "__init__.py").read_bytes()
+        assert f"{name} {worker.pid()}" in SEEN.read_text().splitlines()
+"""
+
+
+def test_a_source_root_is_where_every_process_of_the_suites_gets_the_packages_from(tmp_path: Path) -> None:
+    """Our rule: with ``CODING_RUNNER_SOURCE_ROOT`` nothing under test comes from the working copy.
+
+    Each extraction gets a mark of its own that tells the process it is imported in, and every kind of process is started.
+    """
+    for name in PACKAGES:
+        core = extracted(name, tmp_path / "root") / "pkg" / "__init__.py"
+        told = f"open(os.environ['MARK_SEEN'], 'a').write({name!r} + f' {{os.getpid()}}\\n')"
+        core.write_text(f"{core.read_text()}\nimport os\n\nMARK = {name!r}\nif 'MARK_SEEN' in os.environ:\n    {told}\n")
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    shutil.copyfile(TESTS / "conftest.py", tests / "conftest.py")
+    (tests / "test_marked.py").write_text(MARKED)
+    done = python(
+        *("-m", "pytest", "-c", ROOT / "pyproject.toml", f"--rootdir={tests}", "-p", "no:cacheprovider", "-q", tests),
+        CODING_RUNNER_SOURCE_ROOT=str(tmp_path / "root"),
+        HOME=str(tmp_path),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert "9 passed" in done.stdout
 
 
 def test_the_historical_blockers_are_in_no_ordinary_run() -> None:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import re
 import secrets
 import shutil
 import tempfile
@@ -29,7 +30,7 @@ from pkg.remote_session import RemoteDriver
 from testkit import daemon_rig, hostile_trees
 from testkit.anthropic_fixture import anthropic_fixture
 from testkit.daemon_rig import DAEMON_ID, DaemonHome, DaemonProcess
-from testkit.daemon_sites import command_lines, files_below, listening, plugin_form, private, told_processes, until_shown
+from testkit.daemon_sites import command_lines, files_below, listening, plugin_form, private, until_shown
 from testkit.process_worker import WorkerRefused, process_worker
 from testkit.relay_rig import free_port
 from testkit.responses_fixture import ResponsesFixture, codex_home, responses_fixture
@@ -60,6 +61,17 @@ class Stored(dict[str, Any]):
     def get(self, key: str, default: Any = None) -> Any:
         """The session, whatever is asked for."""
         return {"value": self._session_id}
+
+
+async def until_open(port: int) -> None:
+    """Wait until a hub listens: a daemon that comes earlier waits longer and longer."""
+    async with asyncio.timeout(BOUND):
+        while True:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+                return
+            await asyncio.sleep(0.02)
 
 
 class Account:
@@ -117,13 +129,7 @@ class Account:
             self._starting = asyncio.ensure_future(self._start())
 
     async def _start(self) -> None:
-        async with asyncio.timeout(BOUND):
-            while True:
-                with contextlib.suppress(OSError):
-                    _, writer = await asyncio.open_connection("127.0.0.1", self._port)
-                    writer.close()
-                    break
-                await asyncio.sleep(0.02)
+        await until_open(self._port)
         # It finds the account as a person's own: below HOME.
         self.daemon = await daemon_rig.start(self.machine, HOME=str(self.home), TMPDIR=self.environment["TMPDIR"])
 
@@ -417,23 +423,23 @@ async def test_one_runner_two_agents_one_listener_and_reconfiguration(tmp_path: 
             if revision == 2:
                 port, token = quiet_port(), secrets.token_urlsafe(32)
                 await worker.install("A", plugin_form(port, token), revision=2)
-            daemons = {}
-            for name in ids:
-                place = tmp_path / f"{name}-{revision}"
-                command = kind.write(place / "agent")
-                url = f"ws://127.0.0.1:{port}"
-                home = DaemonHome(
-                    place / "machine", url, token=token, driver=kind.driver, command=(str(command),), daemon_id=name
-                )
-                daemons[name] = await stack.enter_async_context(daemon_rig.running(home))
             gates = {name: tmp_path / f"gate-{name}-{revision}" for name in ids}
-            streams = {}
-            for name in ids:
-                script = f"child\n{kind.hold(gates[name])}\nsay from {name}"
+            streams, told, daemons = {}, {}, {}
+            for name in ids:  # the first run starts the hub, and both wait for their daemons
+                script = f"who\n{kind.hold(gates[name])}\nsay from {name}"
                 run_id, conversation = f"{name}{revision}", f"person_{name}"
                 streams[name] = worker.stream(script, run_id=run_id, conversation=conversation, config=kind.remote(name))
-                processes = told_processes(await until_shown(streams[name], "agent="))
-                assert processes.keys() <= descendants(daemons[name].pid).keys()
+                told[name] = asyncio.ensure_future(until_shown(streams[name], "turn="))
+            await until_open(port)
+            for name in ids:
+                place = tmp_path / f"{name}-{revision}"
+                command = (str(kind.write(place / "agent")),)
+                url = f"ws://127.0.0.1:{port}"
+                home = DaemonHome(place / "machine", url, token=token, driver=kind.driver, command=command, daemon_id=name)
+                daemons[name] = await stack.enter_async_context(daemon_rig.running(home))
+            for name in ids:
+                (pid,) = set(re.findall(r"pid=(\d+)", json.dumps((await told[name])[-1].data)))
+                assert int(pid) in descendants(daemons[name].pid)
             assert listening(worker.pid()) == {("127.0.0.1", port)}
             for name in reversed(ids):
                 gates[name].touch()
@@ -441,6 +447,7 @@ async def test_one_runner_two_agents_one_listener_and_reconfiguration(tmp_path: 
                 assert [result.type async for result in streams[name]][-1] == "run.completed"
             for daemon in daemons.values():
                 assert descendants(daemon.pid) == {}
+                await daemon.terminate()
 
 
 # ------------------------------------------------------------------ accounts
