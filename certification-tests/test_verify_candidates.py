@@ -8,21 +8,41 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.util
 import json
 import os
+import py_compile
 import re
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import langbot_plugin
 import pytest
 from langbot_plugin import certification
 
-from evidence import Failed, Refused, candidate, envelopes, gate, hashes, members, sbom, scan, sdk_record, store, suites
+from evidence import (
+    Failed,
+    Refused,
+    archives,
+    candidate,
+    envelopes,
+    gate,
+    hashes,
+    members,
+    recheck,
+    sbom,
+    scan,
+    sdk_record,
+    store,
+    suites,
+)
+from testkit import hostile_trees
 from tooling import ROOT, packages
 
 pytestmark = [pytest.mark.evidence, pytest.mark.timeout(300)]
@@ -126,6 +146,55 @@ class TestRefusals:
         with pytest.raises(Refused, match=rf"dirty.*{name}"):
             gate.commit(repository)
 
+    @pytest.mark.parametrize("how", ["unseen", "hidden"])
+    def test_what_git_is_told_to_overlook_is_dirty_too(self, repository: Path, how: str) -> None:
+        """Our rule: neither a flag in the index nor this machine's own list of ignored files makes a tree clean."""
+        if how == "unseen":
+            gate.git(repository, "update-index", "--assume-unchanged", "file")
+            (repository / "file").write_text("not committed")
+        else:
+            (repository / ".git" / "info" / "exclude").write_text("conftest.py\n.venv\n")
+            (repository / ".venv").symlink_to(repository.parent)
+            assert gate.commit(repository)
+            (repository / "conftest.py").write_text("not committed")
+        assert gate.git(repository, "status", "--porcelain") == b""
+        with pytest.raises(Refused, match=rf"dirty.*{how}"):
+            gate.commit(repository)
+
+    def test_another_repository_cannot_be_put_in_its_place(self, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Our rule: the tree that is asked about is this one, whatever the environment names, and not one around it."""
+        clean = gate.commit(repository)
+        monkeypatch.setenv("GIT_DIR", str(ROOT / ".git"))
+        monkeypatch.setenv("GIT_WORK_TREE", str(ROOT))
+        assert gate.commit(repository) == clean
+        (repository / "below").mkdir()
+        with pytest.raises(Refused, match="no git working tree of its own"):
+            gate.commit(repository / "below")
+
+    def test_looking_changes_nothing_and_runs_nothing(self, repository: Path, tmp_path: Path) -> None:
+        """Our rule: a tree of somebody else's is only read: its index stays theirs, its configured program does not run."""
+        program = tmp_path / "program"
+        program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+        program.chmod(0o755)
+        gate.git(repository, "config", "core.fsmonitor", str(program))
+        os.utime(repository / "file", (1, 1))
+        before = (repository / ".git" / "index").stat()
+        gate.commit(repository)
+        after = (repository / ".git" / "index").stat()
+        assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+        assert not (tmp_path / "ran").exists()
+
+    def test_a_worktree_and_somebody_elses_clone_are_trees_as_well(self, repository: Path, tmp_path: Path) -> None:
+        """Our rule: where ``.git`` is a file, and as root another account's clone; evidence goes into no part of either."""
+        gate.git(repository, "worktree", "add", "-q", "--detach", str(tmp_path / "worktree"))
+        assert gate.commit(tmp_path / "worktree") == gate.commit(repository)
+        with pytest.raises(Refused, match="outside"):
+            gate.fresh(tmp_path / "worktree", str(repository / ".git" / "evidence"))
+        if os.geteuid() == 0:
+            for each in (repository, *repository.rglob("*")):
+                os.chown(each, 65534, 65534)
+            assert gate.commit(repository)
+
     @pytest.mark.parametrize("given", ["relative", "existing", "link", "inside", "inside by a link", "no parent"])
     def test_a_directory_that_cannot_hold_it(self, repository: Path, tmp_path: Path, given: str) -> None:
         """Our rule: fresh, absolute, outside of the repository, whatever links lead there."""
@@ -187,7 +256,7 @@ class TestTheSdk:
         assert sdk_record.verify("small", path=[str(installed)]).files == 2
         assert sdk_record.verify().version.startswith("0.7.")
 
-    @pytest.mark.parametrize("how", ["changed", "missing", "in no RECORD"])
+    @pytest.mark.parametrize("how", ["changed", "missing", "in no RECORD", "compiled from another source", "no hash"])
     def test_one_wrong_file_is_named(self, installed: Path, how: str) -> None:
         """Our rule: an SDK that somebody has touched proves nothing about the published one."""
         file = installed / "small" / "__init__.py"
@@ -195,6 +264,17 @@ class TestTheSdk:
             file.write_bytes(b"x = 2\n")
         elif how == "missing":
             file.unlink()
+        elif how == "compiled from another source":
+            compiled = importlib.util.cache_from_source(str(file))
+            py_compile.compile(str(file), compiled, doraise=True)
+            assert sdk_record.verify("small", path=[str(installed)]).compiled == 1
+            other = installed.parent / "other.py"
+            other.write_text("x = 3\n")
+            py_compile.compile(str(other), compiled, doraise=True)
+        elif how == "no hash":
+            record = installed / "small-1.0.dist-info" / "RECORD"
+            first, *others = record.read_text().splitlines()
+            record.write_text("\n".join((first.split(",")[0] + ",,", *others)))
         else:
             (installed / "small" / "more.py").write_text("")
         with pytest.raises(Failed, match=how):
@@ -224,12 +304,29 @@ class TestPackages:
         with pytest.raises(Failed, match=how):
             members.compare(built, wanted)
 
+    @pytest.mark.parametrize("how", ["export-subst", "export-ignore", "another core"])
+    def test_what_the_builder_gets_is_the_commits(self, tmp_path: Path, how: str) -> None:
+        """Our rule: attributes that make git export something else are found, and a shared core that is not shared."""
+        for name in ("ACPAgentRunner", "CodexAgent"):
+            (tmp_path / name / "pkg").mkdir(parents=True)
+            (tmp_path / name / "pkg" / "one.py").write_text("1")
+            (tmp_path / name / "main.py").write_text("$Format:%H$")
+        commit_all(tmp_path)
+        assert set(members.export(tmp_path, gate.commit(tmp_path), "CodexAgent")) == {"pkg/one.py", "main.py"}
+        if how == "another core":
+            (tmp_path / "CodexAgent" / "pkg" / "one.py").write_text("2")
+        else:
+            (tmp_path / ".gitattributes").write_text(f"CodexAgent/main.py {how}\n")
+        commit_all(tmp_path)
+        with pytest.raises(Failed, match=r"main\.py" if how.startswith("export") else r"pkg/one\.py"):
+            members.export(tmp_path, gate.commit(tmp_path), "CodexAgent")
+
     def test_the_same_sources_make_the_same_bytes(self, built: Path, tmp_path: Path) -> None:
         """Our rule: fixed times and order, the builder's members; the builder itself writes both times and order of the day."""
         first = packages.build("CodexAgent", tmp_path / "first", reproducible=True)
         second = packages.build("CodexAgent", tmp_path / "second", reproducible=True)
         assert first.read_bytes() == second.read_bytes()
-        assert members.read(first) == members.read(built)
+        assert archives.read(first) == archives.read(built)
         with zipfile.ZipFile(first) as archive:
             names = archive.namelist()
             assert {each.date_time for each in archive.infolist()} == {packages.FIRST_TIME}
@@ -239,15 +336,32 @@ class TestPackages:
         """The SDK's rule: eight statuses; ours: the archive is in the second."""
         data = built.read_bytes()
         envelopes.unsigned(data)
-        assert tuple(envelopes.statuses(data)) == envelopes.STATUSES
+        assert tuple(envelopes.trial(data).statuses) == envelopes.STATUSES
 
     def test_a_signed_archive_is_no_candidate(self, built: Path) -> None:
         """The other side: an archive with an envelope, or any other comment, is refused."""
         data = built.read_bytes()
         envelope = certification.create_envelope(data, "somebody", lambda _: b"signature")
-        for wrong in (certification.write_envelope(data, envelope), envelopes._commented(data, b"note")):
+        for wrong in (certification.write_envelope(data, envelope), envelopes.commented(data, b"note")):
             with pytest.raises(Failed, match="not unsigned"):
                 envelopes.unsigned(wrong)
+
+    def test_one_changed_byte_in_a_store_is_found_and_put_back(self, tmp_path: Path) -> None:
+        """The SDK's rule: it trusts its marker; ours: every file is hashed, whatever its time and size say."""
+        (tmp_path / "one.py").write_text("x = 1\n")
+        (tmp_path / "two.py").write_text("")
+        before = store.tree(tmp_path)
+        with store.flipped(tmp_path) as changed:
+            assert store.differing(store.tree(tmp_path), before) == [changed] == ["one.py"]
+        assert store.tree(tmp_path) == before
+
+    def test_an_sdk_inside_a_package_would_be_a_workers(self, tmp_path: Path) -> None:
+        """The SDK's rule: a worker starts in the package's directory, which Python looks at first."""
+        ours = Path(langbot_plugin.__file__ or "").resolve().parent
+        assert store.sdk_of_a_worker(tmp_path, [ours.parent]) == ours / "__init__.py"
+        (tmp_path / "langbot_plugin").mkdir()
+        (tmp_path / "langbot_plugin" / "__init__.py").write_text("")
+        assert store.sdk_of_a_worker(tmp_path, [ours.parent]).is_relative_to(tmp_path)
 
     def test_a_second_sdk_in_an_environment_is_seen(self, tmp_path: Path) -> None:
         """Our rule: the runtime's SDK is the only one; a package must not bring its own."""
@@ -273,7 +387,9 @@ class TestTheEvidenceItself:
         """The other side of the test below."""
         assert hashes.check(small) == 2
 
-    @pytest.mark.parametrize("how", ["is changed", "is missing", "was added", "is a link", "cannot be read", "incomplete"])
+    @pytest.mark.parametrize(
+        "how", ["is changed", "is missing", "was added", "is a link", "neither", "empty", "cannot be read", "incomplete"]
+    )
     def test_one_changed_byte_is_found(self, small: Path, how: str) -> None:
         """Our rule: of any file, of the list, and what was taken away or added."""
         match how:
@@ -285,6 +401,10 @@ class TestTheEvidenceItself:
                 (small / "three").write_bytes(b"")
             case "is a link":
                 (small / "three").symlink_to("two")
+            case "neither":
+                os.mkfifo(small / "three")
+            case "empty":
+                (small / "three").mkdir()
             case "cannot be read":
                 (small / hashes.NAME).write_text("nonsense\n")
             case _:
@@ -292,13 +412,46 @@ class TestTheEvidenceItself:
         with pytest.raises(Failed, match=how):
             hashes.check(small)
 
-    @pytest.mark.parametrize("what", ["the repository", "the temporary directory", "a key", "a signature"])
-    def test_what_must_not_be_in_it_is_found(self, tmp_path: Path, what: str) -> None:
+    def test_every_byte_of_the_list_counts(self, small: Path) -> None:
+        """Our rule: also line ends, which readers of text take for one another."""
+        file = small / hashes.NAME
+        before = file.read_bytes()
+        for place in range(len(before)):
+            for bit in range(8):
+                file.write_bytes(before[:place] + bytes([before[place] ^ (1 << bit)]) + before[place + 1 :])
+                with pytest.raises(Failed):
+                    hashes.check(small)
+        for more in (b"\n", b"\0", b"#"):
+            file.write_bytes(before + more)
+            with pytest.raises(Failed):
+                hashes.check(small)
+
+    @pytest.mark.parametrize(
+        "what",
+        [
+            "the repository",
+            "the temporary directory",
+            "the home directory",
+            "the secret PLANTED_TOKEN",
+            "a key",
+            "a signature",
+            "a trace",
+        ],
+    )
+    def test_what_must_not_be_in_it_is_found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
         """Our rule: whoever gets the evidence learns nothing of the machine, and can sign nothing with it."""
         (tmp_path / "fine").write_text("nothing")
+        monkeypatch.setenv("PLANTED_TOKEN", "canary-of-the-environment")
         private = scan.private_texts(ROOT)
-        scan.scan(tmp_path, private, tmp_path / "extracted")
-        if what in private:
+        traces = (b"bytes of a key",)
+        scan.scan(tmp_path, private, tmp_path / "extracted", traces)
+        if what.startswith(scan.SECRET):
+            # Wherever it is: a package is no place for it either.
+            (tmp_path / "extracted").mkdir()
+            (tmp_path / "extracted" / "main.py").write_text(f"x = {private[what]!r}")
+        elif what == "a trace":
+            (tmp_path / "x.lbpkg").write_bytes(b"..." + traces[0])
+        elif what in private:
             (tmp_path / "log").write_text(f"made in {private[what]}x")
         elif what == "a key":
             body = "A" * 64
@@ -308,12 +461,19 @@ class TestTheEvidenceItself:
             data = built.read_bytes()
             envelope = certification.create_envelope(data, "somebody", lambda _: b"signature")
             built.write_bytes(certification.write_envelope(data, envelope))
-        with pytest.raises(Failed, match=r"names|private key|signed"):
-            scan.scan(tmp_path, private, tmp_path / "extracted")
+        with pytest.raises(Failed, match=r"names|private key|signed|throwaway") as failure:
+            scan.scan(tmp_path, private, tmp_path / "extracted", traces)
+        assert "canary" not in str(failure.value)
 
     def test_a_programs_words_lose_what_is_private(self) -> None:
         """Our rule: outputs are kept, places are not."""
-        assert scan.public(f"in {ROOT}/pkg", {"the repository": str(ROOT)}) == "in <repository>/pkg"
+        private = {"the repository": str(ROOT), "the temporary directory": "/tmp/", "the machine": "codex"}
+        said = f"in {ROOT}/pkg, /tmp/x, <runtime>/tmp/x and /data/tmp/x on codex, not of codexes"
+        kept = "in <repository>/pkg, <temporary directory>/x, <runtime>/tmp/x and /data/tmp/x on <machine>, not of codexes"
+        assert scan.public(said, private) == kept
+        assert "the machine" not in scan.private_texts(ROOT) or not scan._is_a_word(
+            ROOT, scan.private_texts(ROOT)["the machine"]
+        )
 
 
 class TestSuites:
@@ -331,9 +491,56 @@ class TestSuites:
         with pytest.raises(Failed, match="test_c"):
             made._green(["-c", os.devnull, str(tmp_path / "test_three.py")], tmp_path, {})
 
+    def test_nobodys_shell_decides_what_runs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Our rule: filters, plugins and source roots of the caller's environment reach no run; what is asked for does."""
+        monkeypatch.setenv("PYTEST_ADDOPTS", "-k nothing")
+        monkeypatch.setenv("CODING_RUNNER_SOURCE_ROOT", "elsewhere")
+        monkeypatch.setenv("PYTHONPATH", "elsewhere")
+        lines = ("import os", "def test_a():", "    assert os.environ['CODING_RUNNER_SOURCE_ROOT'] == 'here'")
+        (tmp_path / "test_one.py").write_text("\n".join((*lines, "    assert 'PYTHONPATH' not in os.environ", "")))
+        more = {"CODING_RUNNER_SOURCE_ROOT": "here"}
+        ran = suites.tests(["-c", os.devnull, str(tmp_path / "test_one.py")], tmp_path, tmp_path, {}, more)
+        assert (ran["exit_code"], ran["counts"]["passed"]) == (0, 1), ran["last_lines"]
+
+    def test_whatever_stops_a_step_is_a_failure_with_its_name(self, tmp_path: Path) -> None:
+        """Our rule: exit code 1 and what was being done, not a trace of calls; and nothing is recorded as holding."""
+        made = candidate.Candidate(tmp_path, "0" * 40, suites="all")
+
+        def broken() -> None:
+            raise OSError("no space left")
+
+        with pytest.raises(Failed, match=r"the step: OSError: no space left"):
+            made.step("the step", broken)
+        assert made.inventory["steps"] == []
+
+    def test_an_interrupt_ends_what_was_started(self, tmp_path: Path) -> None:
+        """Our rule: nothing runs on when the command is told to end."""
+        started = tmp_path / "started"
+        command = [sys.executable, "-c", f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); time.sleep(600)"]
+        program = (
+            "import signal, sys\n"
+            "from evidence import suites\n"
+            "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+            f"suites._run({command!r}, {str(tmp_path)!r}, {{}})\n"
+        )
+        path = os.pathsep.join(str(ROOT / each) for each in ("shared", "scripts"))
+        outer = subprocess.Popen(
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE
+        )
+        while not started.exists():
+            assert outer.poll() is None
+            time.sleep(0.02)
+        (inner,) = map(int, Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split())
+        began = hostile_trees.start_time(inner)
+        outer.terminate()
+        assert outer.wait(60) == 143
+        assert outer.stderr is not None
+        outer.stderr.close()
+        assert hostile_trees.start_time(inner) != began
+
     def test_every_established_suite_is_chosen(self) -> None:
         """Our rule: whatever is called ``test_coding_*`` runs on the extraction."""
-        found = {each.name for each in (ROOT / "certification-tests").rglob(suites.INSTALLED_SUITES)}
+        found = {Path(each).name for each in suites.chosen(ROOT)}
         assert {"test_coding_relay_v1.py", "test_coding_native_lifecycle.py", "test_coding_approvals.py"} <= found
 
 
@@ -346,7 +553,16 @@ class TestFrozen:
     def test_it_is_complete_but_for_the_suites_and_says_so(self, frozen: Path, inventory: dict[str, Any]) -> None:
         """Our rule: without the suites the exit code is 3, and the evidence calls itself incomplete: it passes for nothing."""
         assert inventory["complete"] is False
-        assert "Incomplete" in (frozen / "SUMMARY.md").read_text(encoding="utf-8")
+        summary = (frozen / "SUMMARY.md").read_text(encoding="utf-8")
+        assert "Incomplete" in summary
+        assert len(inventory["gaps"]) == 2
+        assert all(gap in summary for gap in inventory["gaps"])
+
+    def test_jails_that_did_not_run_are_a_gap_in_the_account_of_them(self, frozen: Path, inventory: dict[str, Any]) -> None:
+        """Our rule: what jailed workers are is told from a run of theirs, or said not to be known."""
+        topology = json.loads((frozen / "topology-reassessment.json").read_text(encoding="utf-8"))
+        assert (topology["shapes"], topology["reason"]) == ({}, inventory["jails"]["reason"])
+        assert topology["reason"] in (frozen / "topology-reassessment.md").read_text(encoding="utf-8")
 
     def test_it_is_about_the_commit(self, clone: Path, inventory: dict[str, Any]) -> None:
         """Our rule: one commit, and nothing that is not in it."""
@@ -369,8 +585,10 @@ class TestFrozen:
         assert set(inventory["packages"]) == set(packages.NAMES)
         for name, each in inventory["packages"].items():
             assert hashlib.sha256((frozen / each["file"]).read_bytes()).hexdigest() == each["sha256"]
-            assert each["envelopes"] == {status: status for status in envelopes.STATUSES}
+            assert each["envelopes"]["statuses"] == {status: status for status in envelopes.STATUSES}
             assert each["installed"]["second_sdk"] == "none"
+            assert each["installed"]["flipped_byte"]["found_by"] == "a hash of every file"
+            assert each["members"]["manifest.yaml"]["source_sha256"]
             assert each["runner"]["id"] == f"plugin:langbot-team/{name}/default"
             cells = {(cell["transport"], cell["shape"]): cell["ok"] for cell in each["rpc"]["cells"]}
             assert cells == {(how, shape): True for how in ("stdio", "websocket") for shape in ("dedicated", "pool")}
@@ -386,10 +604,14 @@ class TestFrozen:
             assert all(part["type"] == "library" and part["purl"] == part["bom-ref"] for part in named.values())
             assert named[sdk_record.SDK]["scope"] == "excluded"
 
-    def test_it_is_found_again_offline(self, clone: Path, frozen: Path) -> None:
-        """Our rule: the check needs neither the network nor the sources the evidence was made of."""
-        done = command(clone, "--check", str(frozen))
+    def test_it_is_found_again_offline(self, clone: Path, frozen: Path, tmp_path: Path) -> None:
+        """Our rule: the check needs neither network nor SDK nor any environment, on a clone that has never prepared one."""
+        bare = tmp_path / "bare"
+        shutil.copytree(clone, bare, ignore=shutil.ignore_patterns(".git", ".venv"))
+        alone = [sys.executable, "-I", "-S", str(bare / COMMAND), "--check", str(frozen)]
+        done = subprocess.run(alone, cwd=tmp_path, env={}, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 3, done.stderr
+        assert not (bare / ".venv").exists()
         assert json.loads(done.stdout)["files"] > 300
 
     @pytest.mark.parametrize("which", ["a member of a package", "an extracted file", "the inventory", "the page", "the list"])
@@ -412,10 +634,62 @@ class TestFrozen:
         assert done.returncode == 1
         assert file.name in done.stderr or which == "the list"
 
+    @pytest.mark.parametrize(
+        ("how", "reason"),
+        [
+            ("complete", "claims to be complete"),
+            ("signed", "claims a signature"),
+            ("egress", "claims a signature or a network policy"),
+            ("fewer packages", "is not about"),
+            ("other dependencies", "lists other packages"),
+            ("other digest", "not what was installed"),
+            ("a page of its own", "SUMMARY.md says something else"),
+            ("jails", "topology-reassessment"),
+            ("one file more", "in no inventory"),
+            ("a comment", "is signed"),
+            ("nonsense", "does not say what it must"),
+        ],
+    )
+    def test_hashes_made_anew_do_not_hide_another_story(self, frozen: Path, tmp_path: Path, how: str, reason: str) -> None:
+        """Our rule: whoever changes what the evidence says and hashes it again has to change all of it alike."""
+        copy = tmp_path / "copy"
+        shutil.copytree(frozen, copy)
+        file = copy / "inventory.json"
+        said = json.loads(file.read_text(encoding="utf-8"))
+        entry = said["packages"]["CodexAgent"]
+        match how:
+            case "complete":
+                said["complete"] = True
+            case "signed":
+                said["signed"] = True
+            case "egress":
+                said["egress_policy"] = "provided"
+            case "fewer packages":
+                del said["packages"]["CodexAgent"]
+            case "other dependencies":
+                entry["installed"]["dependencies"]["another"] = "1"
+            case "other digest":
+                entry["installed"]["artifact_digest"] = "0" * 64
+            case "a page of its own":
+                (copy / "SUMMARY.md").write_text("All is well.\n")
+            case "jails":
+                (copy / "topology-reassessment.md").write_text("All is well.\n")
+            case "one file more":
+                (copy / "packages" / "more.lbpkg").write_bytes(b"")
+            case "a comment":
+                package = copy / entry["reproducible"]["file"]
+                package.write_bytes(envelopes.commented(package.read_bytes(), b"x"))
+                entry["reproducible"]["sha256"] = hashlib.sha256(package.read_bytes()).hexdigest()
+            case _:
+                del entry["members"]
+        if how not in ("a page of its own", "jails", "one file more"):
+            file.write_text(json.dumps(said), encoding="utf-8")
+        hashes.write(copy)
+        with pytest.raises(Failed, match=reason):
+            recheck.check(copy)
+
     def test_hashes_made_anew_do_not_hide_another_package(self, frozen: Path, tmp_path: Path) -> None:
         """Our rule: package, extraction, rebuild and inventory have to agree as well."""
-        from evidence import recheck
-
         copy = tmp_path / "copy"
         shutil.copytree(frozen, copy)
         (copy / "extracted" / "CodexAgent" / "main.py").write_text("")

@@ -4,6 +4,8 @@
 ``--evidence DIR`` (absolute, not there yet, outside of the repository) needs a clean tree. ``--check DIR`` looks at evidence
 again, offline. Exit codes: 0 it holds and is complete; 1 something does not hold, the reason is on stderr; 2 nothing was begun;
 3 it holds and is incomplete, so that it can never pass for a release.
+
+``--check`` runs on any Python 3.11 or newer with nothing installed.
 """
 
 import sys
@@ -13,11 +15,13 @@ if sys.version_info < (3, 11):  # noqa: UP036 - said readably where an older Pyt
 
 import argparse
 import json
+import signal
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "shared")]
 
+from evidence import Failed, Refused, recheck  # noqa: E402
 from tooling import SetupError, steps, venv  # noqa: E402
 
 
@@ -31,28 +35,32 @@ def main() -> int:
         "--suites", choices=("all", "none"), default="all", help="none: the rest only, which is never complete (exit code 3)"
     )
     options = parser.parse_args()
-    try:
-        venv.enter(__file__)
-    except SetupError as exc:
-        steps.say(str(exc))
-        return 2
-    from evidence import Failed, Refused, candidate, recheck
-
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         if options.check:
             found = recheck.check(Path(options.check).resolve())
             print(json.dumps(found, indent=1))
             return 0 if found["complete"] else 3
-        directory, complete = candidate.make(options.evidence, which=options.suites)
-    except Refused as exc:
+        venv.enter(__file__)
+        return _make(options.evidence, options.suites)
+    except (Refused, SetupError) as exc:
         steps.say(str(exc))
         return 2
-    except (Failed, SetupError) as exc:
+    except Failed as exc:
         steps.say(str(exc))
         return 1
+
+
+def _make(given: str, which: str) -> int:
+    from evidence import candidate
+
+    directory, complete = candidate.make(given, which=which)
     print(directory)
     return 0 if complete else 3
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

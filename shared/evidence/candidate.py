@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import json
 import platform
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from evidence import Failed, envelopes, gate, hashes, members, sbom, scan, sdk_record, store, suites, summary
-from tooling import ROOT, jail, packages, steps
+from evidence import (
+    Failed,
+    Refused,
+    archives,
+    envelopes,
+    gate,
+    hashes,
+    members,
+    recheck,
+    sbom,
+    scan,
+    sdk_record,
+    store,
+    suites,
+    summary,
+)
+from tooling import ROOT, SetupError, jail, packages, steps, venv
 
 SUITES: Final = ("all", "none")
+BUILDER: Final = "langbot_plugin.cli.commands.buildplugin.build_plugin_process"
 GATES: Final = (
     "independent review of the exact digests",
     "signature by the holder of the signing key",
@@ -32,6 +50,8 @@ NOT_CLAIMED: Final = (
     "accounts at vendors",
 )
 OPEN: Final = "open"
+SHOWN: Final = 5
+"""Failed tests that are named."""
 
 
 class Candidate:
@@ -42,9 +62,13 @@ class Candidate:
         self.directory = directory
         self.which = suites
         self.private = {**scan.private_texts(ROOT), "the evidence": str(directory)}
+        self.traces: set[bytes] = set()
+        self.topology: dict[str, Any] = {"shapes": {}, "reason": "the suites did not run"}
         self.inventory: dict[str, Any] = {
             "commit": commit,
             "complete": False,
+            "command": f"python3 certification-tests/verify_coding_candidates.py --evidence <evidence> --suites {suites}",
+            "lock_sha256": hashlib.sha256(venv.DEV_LOCK.read_bytes()).hexdigest(),
             "python": platform.python_version(),
             "platform": {"system": platform.system(), "machine": platform.machine(), "libc": " ".join(platform.libc_ver())},
             "fixtures": "local protocol fixtures; no reply of a vendor is part of this",
@@ -54,12 +78,20 @@ class Candidate:
             "gates": dict.fromkeys(GATES, OPEN),
             "packages": {},
             "steps": [],
+            "jails": {"ran": False, "reason": "the suites did not run"},
         }
 
     def step(self, name: str, work: Callable[[], Any]) -> Any:
-        """Do one proof and record that it holds."""
-        with steps.announced(name):
-            result = work()
+        """Do one proof and record that it holds; raises :class:`evidence.Failed` for whatever is in its way."""
+        try:
+            with steps.announced(name):
+                result = work()
+        except Failed:
+            raise
+        except (Refused, SetupError) as exc:
+            raise Failed(f"{name}: {exc}") from None
+        except Exception as exc:
+            raise Failed(f"{name}: {type(exc).__name__}: {exc}") from exc
         self.inventory["steps"].append({"step": name, "result": "holds"})
         return result
 
@@ -71,7 +103,9 @@ class Candidate:
 
     def package(self, name: str, scratch: Path) -> None:
         """One package: built, compared with the commit, rebuilt, extracted, unsigned."""
-        exported = members.exported(ROOT, self.inventory["commit"], name)
+        exported = self.step(
+            f"{name}: exported, and the export is the commit's", lambda: members.export(ROOT, self.inventory["commit"], name)
+        )
         target = self.directory / "packages"
         built = self.step(
             f"{name}: built by the SDK's builder from the commit", lambda: self._built(name, exported, scratch, target)
@@ -82,7 +116,8 @@ class Candidate:
         rebuilt = self.step(
             f"{name}: rebuilt twice, the same bytes and members", lambda: self._rebuilt(name, built, exported, scratch)
         )
-        statuses = self.step(f"{name}: copies with every kind of envelope are told apart", lambda: envelopes.statuses(data))
+        trial = self.step(f"{name}: copies with every kind of envelope are told apart", lambda: envelopes.trial(data))
+        self.traces |= trial.traces
         installed = self.step(
             f"{name}: installed through the SDK's stores with real dependencies, and read back",
             lambda: asyncio.run(store.install(built, listed, scratch / f"store-{name}")),
@@ -92,7 +127,7 @@ class Candidate:
         shutil.copytree(installed.code, extraction)
         for each in [extraction, *extraction.rglob("*")]:
             each.chmod(0o755 if each.is_dir() else 0o644)
-        version = json.loads(json.dumps(members.manifest(exported)))["metadata"]["version"]
+        version = str(members.manifest(exported)["metadata"]["version"])
         bill = sbom.bill(name, version, installed.site_packages, (sdk_record.SDK, self.inventory["sdk"]["version"]))
         self._write(f"sbom/{name}.cdx.json", bill)
         self.inventory["packages"][name] = {
@@ -100,9 +135,10 @@ class Candidate:
             "version": version,
             "sha256": hashlib.sha256(data).hexdigest(),
             "size": len(data),
+            "built_by": BUILDER,
             "members": listed,
             "reproducible": rebuilt,
-            "envelopes": statuses,
+            "envelopes": {"key": f"{envelopes.ALGORITHM}, thrown away", "statuses": dict(trial.statuses)},
             "installed": dict(installed.facts),
             "runner": runner,
             "sbom": f"sbom/{name}.cdx.json",
@@ -119,36 +155,45 @@ class Candidate:
 
     def run_suites(self, scratch: Path) -> None:
         """The suites on the extraction, and the jailed workers of it."""
-        environment = {"CODING_RUNNER_SOURCE_ROOT": str(self.directory / "extracted")}
-        files = sorted(each for each in (ROOT / "certification-tests").rglob(suites.INSTALLED_SUITES))
-        chosen = [each.relative_to(ROOT).as_posix() for each in files]
-        ran = self.step("the suites on the extraction", lambda: self._green(chosen, scratch, environment))
-        self.inventory["suites"] = ran
+        more = {"CODING_RUNNER_SOURCE_ROOT": str(self.directory / "extracted")}
+        self.inventory["suites"] = self.step(
+            "the suites on the extraction", lambda: self._green(suites.chosen(ROOT), scratch, more)
+        )
         if reason := jail.impossible():
+            reason = scan.public(reason, self.private)
             self.inventory["jails"] = {"ran": False, "reason": reason}
+            self.topology = {"shapes": {}, "reason": reason}
             return
         topology = scratch / "topology.json"
-        ran = self.step(
-            "jailed workers of the extraction",
-            lambda: self._green(["-m", "nsjail"], scratch, {**environment, "CODING_TOPOLOGY_FILE": str(topology)}),
-        )
-        self.inventory["jails"] = {"ran": True, **ran}
+        more |= {"CODING_TOPOLOGY_FILE": str(topology), "REQUIRE_NSJAIL": "1"}
+        ran = self.step("jailed workers of the extraction", lambda: self._green(["-m", "nsjail"], scratch, more))
+        inside = [str(jail.site_packages())]
+        sdk = self.step("the SDK of jailed workers against its RECORD", lambda: sdk_record.verify(path=inside))
+        self.inventory["jails"] = {"ran": True, "sdk": dataclasses.asdict(sdk), **ran}
         if not topology.is_file():
             raise Failed("the jailed workers left no account of what they are")
-        shapes = json.loads(scan.public(topology.read_text(encoding="utf-8"), self.private))
-        self._write("topology-reassessment.json", shapes)
-        (self.directory / "topology-reassessment.md").write_text(summary.topology(shapes), encoding="utf-8")
+        self.topology = json.loads(scan.public(topology.read_text(encoding="utf-8"), self.private))
 
     def freeze(self) -> str:
-        """The last files, what is not in them, and the hashes over everything."""
+        """The last files, what must not be in them, the hashes over everything, and a reviewer's look; the list's own hash."""
         # Without the suites, or without jails, this is no evidence for a release.
-        self.inventory["complete"] = self.which == "all" and bool(self.inventory.get("jails", {}).get("ran"))
+        self.inventory["gaps"] = recheck.problems(self.inventory)
+        self.inventory["complete"] = not self.inventory["gaps"]
+        self._write(f"{recheck.TOPOLOGY}.json", self.topology)
+        self._text(f"{recheck.TOPOLOGY}.md", summary.topology(json.loads(json.dumps(self.topology, sort_keys=True))))
         self._write("inventory.json", self.inventory)
-        (self.directory / "SUMMARY.md").write_text(summary.human(self.inventory), encoding="utf-8")
+        said = json.loads((self.directory / "inventory.json").read_text(encoding="utf-8"))
+        self._text("SUMMARY.md", summary.human(said))
         for cache in sorted(self.directory.rglob("__pycache__"), reverse=True):
             shutil.rmtree(cache)
-        scan.scan(self.directory, self.private, self.directory / "extracted")
-        return hashes.write(self.directory)
+        scan.scan(self.directory, self.private, self.directory / "extracted", self.traces)
+        digest = hashes.write(self.directory)
+        try:
+            recheck.check(self.directory)
+        except BaseException:
+            (self.directory / hashes.NAME).unlink()
+            raise
+        return digest
 
     # ---- their parts
 
@@ -158,37 +203,45 @@ class Candidate:
         return packages.built_from(staging, target)
 
     def _rebuilt(self, name: str, official: Path, exported: dict[str, bytes], scratch: Path) -> dict[str, Any]:
-        made: list[bytes] = []
-        for attempt in ("first", "second"):
-            staging = scratch / f"{attempt}-{name}" / name
-            members.stage(exported, staging)
-            package = packages.built_from(staging, scratch / f"{attempt}-{name}", reproducible=True)
-            made.append(package.read_bytes())
-        if made[0] != made[1]:
+        staging = scratch / f"again-{name}" / name
+        members.stage(exported, staging)
+        package = packages.built_from(staging, scratch / f"again-{name}", reproducible=True)
+        output = scratch / f"command-{name}"
+        command = [sys.executable, str(ROOT / "scripts" / "build.py"), "--reproducible", "--output", str(output), name]
+        steps.run(command)
+        made = package.read_bytes()
+        if (output / package.name).read_bytes() != made:
             raise Failed(f"{name}: two reproducible builds differ")
-        if members.read(package) != members.read(official):
+        envelopes.unsigned(made)
+        if archives.read(package) != archives.read(official):
             raise Failed(f"{name}: the reproducible build has other members than the builder's")
         target = self.directory / "packages" / "reproducible" / package.name
         target.parent.mkdir(exist_ok=True)
-        target.write_bytes(made[0])
+        target.write_bytes(made)
         return {
             "file": target.relative_to(self.directory).as_posix(),
-            "sha256": hashlib.sha256(made[0]).hexdigest(),
-            "builds_compared": len(made),
+            "sha256": hashlib.sha256(made).hexdigest(),
+            "builds_compared": [
+                "from the export of the commit",
+                suites.shown(command, {**self.private, "the output": str(output)}),
+            ],
             "members_as_built_by_the_sdk": True,
         }
 
-    def _green(self, selection: list[str], scratch: Path, environment: dict[str, str]) -> dict[str, Any]:
-        ran = suites.tests(selection, ROOT, scratch, self.private, environment)
+    def _green(self, selection: list[str], scratch: Path, more: dict[str, str]) -> dict[str, Any]:
+        ran = suites.tests(selection, ROOT, scratch, self.private, more)
         if ran["exit_code"] != 0 or ran["failed"] or not ran["passed"]:
-            named = ", ".join(each["test"] for each in ran["failed"][:5]) or "\n".join(ran["last_lines"])
+            named = ", ".join(each["test"] for each in ran["failed"][:SHOWN]) or "\n".join(ran["last_lines"])
             raise Failed(f"{' '.join(selection[-2:])}: {named}")
         return ran
 
     def _write(self, path: str, value: Any) -> None:
+        self._text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+
+    def _text(self, path: str, text: str) -> None:
         file = self.directory / path
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+        file.write_bytes(text.encode())
 
 
 def make(given: str, *, which: str) -> tuple[Path, bool]:
@@ -200,8 +253,7 @@ def make(given: str, *, which: str) -> tuple[Path, bool]:
     commit = gate.commit(ROOT)
     directory = gate.fresh(ROOT, given)
     candidate = Candidate(directory, commit, suites=which)
-    with tempfile.TemporaryDirectory(prefix="candidate-") as base:
-        scratch = Path(base)
+    with _scratch() as scratch:
         candidate.sdk()
         for name in packages.NAMES:
             candidate.package(name, scratch)
@@ -209,12 +261,20 @@ def make(given: str, *, which: str) -> tuple[Path, bool]:
             candidate.rpc(name)
         if which == "all":
             candidate.run_suites(scratch)
-        if gate.commit(ROOT) != commit:
+        if candidate.step("the tree is as it was", lambda: gate.commit(ROOT)) != commit:
             raise Failed("the tree is at another commit than in the beginning")
         digest = candidate.freeze()
-        for entry in sorted(scratch.rglob("*")):
-            # What the SDK has sealed can be removed again.
-            if entry.is_dir() and not entry.is_symlink():
-                entry.chmod(0o755)
     steps.say(f"{hashes.NAME}: sha256 {digest}")
     return directory, bool(candidate.inventory["complete"])
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """A directory that is gone afterwards, also what the SDK has sealed in it."""
+    with tempfile.TemporaryDirectory(prefix="candidate-") as base:
+        try:
+            yield Path(base)
+        finally:
+            for entry in sorted(Path(base).rglob("*")):
+                if entry.is_dir() and not entry.is_symlink():
+                    entry.chmod(0o755)

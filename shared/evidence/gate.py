@@ -1,7 +1,12 @@
-"""Before anything begins: a clean tree of one commit, and a fresh directory outside of it."""
+"""Before anything begins: a clean tree of one commit, and a fresh directory outside of it.
+
+Git is asked about this tree and no other: what the environment or the repository's own configuration could put in its place, or
+have it run, is left out. Nothing is written, not even git's index.
+"""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -9,29 +14,48 @@ from evidence import Refused
 
 SHOWN = 5
 """Paths of a dirty tree that are named."""
+SOURCES = (".py", ".pyi", ".pth", ".so", ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".sh", ".txt", ".in", ".md")
+"""Endings of files that a build or a test could read."""
 
 
-def git(root: Path, *arguments: str) -> bytes:
+def git(root: Path, *arguments: str, stdin: bytes = b"") -> bytes:
     """What git prints; raises :class:`evidence.Refused` with its own words."""
     # The tree is only read, so it does not matter to whom it belongs (git refuses others' by default).
-    command = ["git", "-c", f"safe.directory={root}", "-C", str(root), *arguments]
+    settings = ["-c", f"safe.directory={root}", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false"]
+    command = ["git", "--no-optional-locks", *settings, "-C", str(root), *arguments]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        done = subprocess.run(command, capture_output=True, check=False)
+        done = subprocess.run(command, input=stdin, capture_output=True, check=False, env=environment)
     except FileNotFoundError:
         raise Refused("git is not installed") from None
     if done.returncode != 0:
-        raise Refused(f"git: {done.stderr.decode(errors='replace').strip()}")
+        words = " ".join(done.stderr.decode(errors="replace").split())
+        raise Refused(f"git {arguments[0]}: {words}")
     return done.stdout
 
 
 def commit(root: Path) -> str:
-    """The commit that the whole tree is at; raises :class:`evidence.Refused` for a tree with anything else in it."""
-    found = git(root, "rev-parse", "HEAD").decode().strip()
-    if dirty := git(root, "status", "--porcelain", "--untracked-files=all").decode().splitlines():
-        shown = ", ".join(line.strip() for line in dirty[:SHOWN])
+    """The commit that the whole tree is at; raises :class:`evidence.Refused` for a tree with anything else in it.
+
+    What git is told not to look at counts as well: a file marked as unchanged, and one that only this machine's own lists of
+    ignored files hide (the committed ones may), when it looks like a source and stands among the sources.
+    """
+    if Path(os.fsdecode(git(root, "rev-parse", "--show-toplevel")).removesuffix("\n")).resolve() != root.resolve():
+        raise Refused("this copy is no git working tree of its own: use a git clone")
+    found = git(root, "rev-parse", "--verify", "HEAD^{commit}").decode().strip()
+    dirty = [line.strip() for line in _lines(git(root, "status", "--porcelain", "--untracked-files=all", "-z"))]
+    # The tag of a file whose changes git does not look for is a lower-case letter, or S.
+    dirty += [f"unseen {line[2:]}" for line in _lines(git(root, "ls-files", "-v", "-z")) if line[0].islower() or line[0] == "S"]
+    dirty += [f"hidden {path}" for path in _hidden(root)]
+    if dirty:
         more = f" and {len(dirty) - SHOWN} more" if len(dirty) > SHOWN else ""
-        raise Refused(f"the tree is dirty, so its bytes are no commit's: {shown}{more}")
+        raise Refused(f"the tree is dirty, so its bytes are no commit's: {', '.join(dirty[:SHOWN])}{more}")
     return found
+
+
+def tracked(root: Path) -> list[str]:
+    """Every file of the tree that git knows, relative to it."""
+    return _lines(git(root, "ls-files", "-z"))
 
 
 def fresh(root: Path, given: str) -> Path:
@@ -45,8 +69,30 @@ def fresh(root: Path, given: str) -> Path:
         parent = path.parent.resolve(strict=True)
     except OSError:
         raise Refused(f"there is no directory to make it in: {path.parent}") from None
-    if parent.is_relative_to(root.resolve()):
+    own = [root.resolve()]
+    own += [
+        Path(os.fsdecode(line)).resolve()
+        for line in git(root, "rev-parse", "--path-format=absolute", "--git-common-dir").splitlines()
+    ]
+    if any(parent.is_relative_to(each) for each in own):
         raise Refused(f"the evidence belongs outside of the repository: {given}")
     made = parent / path.name
-    made.mkdir(mode=0o755)
+    try:
+        made.mkdir(mode=0o755)
+    except OSError as exc:
+        raise Refused(f"the evidence cannot be made there: {given}: {exc.strerror}") from None
     return made
+
+
+def _hidden(root: Path) -> list[str]:
+    """Untracked files among the sources that no committed list of ignored files names."""
+    known = tracked(root)
+    rooms = {path.split("/", 1)[0] for path in known if "/" in path}
+    others = ("ls-files", "-z", "--others")
+    shown = set(_lines(git(root, *others, "--exclude-standard")))
+    listed = [path for path in _lines(git(root, *others, "--exclude-per-directory=.gitignore")) if path not in shown]
+    return [path for path in listed if path.endswith(SOURCES) and ("/" not in path or path.split("/", 1)[0] in rooms)]
+
+
+def _lines(output: bytes) -> list[str]:
+    return [os.fsdecode(line) for line in output.split(b"\0") if line]

@@ -1,4 +1,7 @@
-"""Evidence looked at again, offline: every file is as it was frozen, and what it says of itself is still so."""
+"""Evidence looked at again, offline: every file is as it was frozen, and what it says of itself is still so.
+
+Standard library only: neither a network nor the SDK nor the sources that the evidence was made of are needed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from evidence import Failed, envelopes, hashes, members
+from evidence import Failed, archives, hashes, summary
+
+PACKAGES = ("ACPAgentRunner", "ClaudeCodeAgent", "CodexAgent")
+TOPOLOGY = "topology-reassessment"
 
 
 def check(directory: Path) -> dict[str, Any]:
@@ -15,37 +21,100 @@ def check(directory: Path) -> dict[str, Any]:
     if not directory.is_dir():
         raise Failed("there is no such directory")
     files = hashes.check(directory)
-    inventory = json.loads((directory / "inventory.json").read_text(encoding="utf-8"))
+    try:
+        return {"files": files, **_agrees(directory)}
+    except (KeyError, TypeError, AttributeError, ValueError, OSError) as exc:
+        raise Failed(f"the evidence does not say what it must: {type(exc).__name__}: {exc}") from None
+
+
+def problems(inventory: dict[str, Any]) -> list[str]:
+    """What is missing for a release, each a thing that did not run or was left out."""
+    found = []
+    if not inventory.get("suites"):
+        found.append("the test suites did not run on the extraction")
+    if not (jails := inventory.get("jails", {"ran": False, "reason": "the suites did not run"}))["ran"]:
+        found.append(f"no worker was jailed: {jails['reason']}")
+    return found
+
+
+def _agrees(directory: Path) -> dict[str, Any]:
+    inventory = _json(directory / "inventory.json")
+    if sorted(inventory["packages"]) != list(PACKAGES):
+        raise Failed(f"the inventory is not about {', '.join(PACKAGES)}")
+    if inventory["signed"] is not False or inventory["egress_policy"] != "not provided":
+        raise Failed("the inventory claims a signature or a network policy")
+    if inventory["complete"] is not (not problems(inventory)) or inventory["gaps"] != problems(inventory):
+        raise Failed("the inventory claims to be complete and is not")
+    for run in (inventory.get("suites"), inventory.get("jails")):
+        if run and run.get("ran") is not False:
+            _ran(run)
+    expected = {"inventory.json", "SUMMARY.md", f"{TOPOLOGY}.json", f"{TOPOLOGY}.md"}
     counted = 0
     for name, entry in inventory["packages"].items():
-        package = directory / entry["file"]
-        data = package.read_bytes()
-        if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-            raise Failed(f"{entry['file']} is not the package of the inventory")
-        envelopes.unsigned(data)
-        found = members.read(package)
-        listed = {member: each["sha256"] for member, each in entry["members"].items()}
-        if {member: hashlib.sha256(content).hexdigest() for member, content in found.items()} != listed:
-            raise Failed(f"{entry['file']} has other members than the inventory")
-        extracted = {
-            file.relative_to(directory / "extracted" / name).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
-            for file in (directory / "extracted" / name).rglob("*")
-            if file.is_file()
+        members = _package(directory, name, entry)
+        expected |= {
+            entry["file"],
+            entry["reproducible"]["file"],
+            entry["sbom"],
+            *(f"extracted/{name}/{member}" for member in members),
         }
-        if extracted != listed:
-            raise Failed(f"extracted/{name} is not what the package holds")
-        rebuilt = directory / entry["reproducible"]["file"]
-        if hashlib.sha256(rebuilt.read_bytes()).hexdigest() != entry["reproducible"]["sha256"]:
-            raise Failed(f"{entry['reproducible']['file']} is not the one of the inventory")
-        if members.read(rebuilt) != found:
-            raise Failed(f"{entry['reproducible']['file']} has other members than {entry['file']}")
-        if not (directory / entry["sbom"]).is_file():
-            raise Failed(f"{name} has no bill of materials")
-        counted += len(listed)
+        counted += len(members)
+    found = {each.relative_to(directory).as_posix() for each in directory.rglob("*") if each.is_file()} - {hashes.NAME}
+    if wrong := sorted(found ^ expected):
+        raise Failed(f"{wrong[0]} is {'missing' if wrong[0] in expected else 'in no inventory'}")
+    if (directory / "SUMMARY.md").read_bytes() != summary.human(inventory).encode():
+        raise Failed("SUMMARY.md says something else than the inventory")
+    topology = _json(directory / f"{TOPOLOGY}.json")
+    if (directory / f"{TOPOLOGY}.md").read_bytes() != summary.topology(topology).encode():
+        raise Failed(f"{TOPOLOGY}.md says something else than {TOPOLOGY}.json")
+    if bool(topology["shapes"]) is not inventory["jails"]["ran"]:
+        raise Failed(f"{TOPOLOGY}.json and the inventory differ about jailed workers")
     return {
-        "files": files,
         "members": counted,
         "commit": inventory["commit"],
         "complete": inventory["complete"],
+        "gaps": inventory["gaps"],
         "packages": {name: entry["sha256"] for name, entry in inventory["packages"].items()},
     }
+
+
+def _package(directory: Path, name: str, entry: dict[str, Any]) -> set[str]:
+    """The members of one package, which its extraction, rebuild and bill of materials agree with."""
+    official, rebuilt = entry["file"], entry["reproducible"]["file"]
+    for path, digest in ((official, entry["sha256"]), (rebuilt, entry["reproducible"]["sha256"])):
+        data = (directory / path).read_bytes()
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise Failed(f"{path} is not the one of the inventory")
+        if archives.comment(data):
+            raise Failed(f"{path} is signed, or has another comment")
+    if (directory / official).stat().st_size != entry["size"] or entry["installed"]["artifact_digest"] != entry["sha256"]:
+        raise Failed(f"{official} is not what was installed")
+    found = archives.read(directory / official)
+    listed = {member: (each["sha256"], each["size"]) for member, each in entry["members"].items()}
+    if {member: (hashlib.sha256(content).hexdigest(), len(content)) for member, content in found.items()} != listed:
+        raise Failed(f"{official} has other members than the inventory")
+    if archives.read(directory / rebuilt) != found:
+        raise Failed(f"{rebuilt} has other members than {official}")
+    place = directory / "extracted" / name
+    extracted = {each.relative_to(place).as_posix(): each.read_bytes() for each in place.rglob("*") if each.is_file()}
+    if extracted != found:
+        raise Failed(f"extracted/{name} is not what the package holds")
+    bill = _json(directory / entry["sbom"])
+    installed = {each["name"]: each["version"] for each in bill["components"] if each.get("scope") != "excluded"}
+    if installed != entry["installed"]["dependencies"]:
+        raise Failed(f"{entry['sbom']} lists other packages than were installed")
+    return set(found)
+
+
+def _ran(run: dict[str, Any]) -> None:
+    """Counts and lists of a test run agree, and nothing failed."""
+    if (
+        run["exit_code"] != 0
+        or run["failed"]
+        or run["counts"] != {kind: len(run[kind]) for kind in ("passed", "failed", "skipped")}
+    ):
+        raise Failed("the inventory has a run of tests that does not hold")
+
+
+def _json(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))

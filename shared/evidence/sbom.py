@@ -10,6 +10,8 @@ import importlib.metadata
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import canonicalize_name
+
 
 def bill(name: str, version: str, site_packages: Path, sdk: tuple[str, str]) -> dict[str, Any]:
     """The bill of one package: ``sdk`` is name and version of what the runtime brings and nobody installs."""
@@ -33,5 +35,5 @@ def _component(distribution: importlib.metadata.Distribution) -> dict[str, Any]:
 
 
 def _named(name: str, version: str) -> dict[str, Any]:
-    purl = f"pkg:pypi/{name.lower().replace('_', '-')}@{version}"
+    purl = f"pkg:pypi/{canonicalize_name(name)}@{version}"
     return {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}

@@ -1,4 +1,7 @@
-"""Nothing in the evidence tells of the builder: no path, no name of the machine, no key, no signed byte."""
+"""Nothing in the evidence tells of the builder: no path, no name of the machine, no secret, no key, no signed byte.
+
+What programs print is kept without it (:func:`public`); what is frozen is looked through once more (:func:`scan`).
+"""
 
 from __future__ import annotations
 
@@ -6,42 +9,63 @@ import getpass
 import os
 import re
 import socket
+import sys
 import tempfile
 import zipfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from langbot_plugin import certification
 
-from evidence import Failed
+from evidence import Failed, Refused, archives, gate
 
 KEYS = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=\s]{64}")
 SHORTEST = 4
 """Letters of a name that can be told from a word."""
+SHORTEST_SECRET = 12
+"""Letters of a variable's value that can be told from a setting."""
+SECRET_NAMES = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|_KEY$", re.IGNORECASE)
+SECRET = "the secret "
+SYSTEM = ("/usr", "/opt")
+"""Where Pythons lie that are nobody's own."""
 
 
 def private_texts(root: Path) -> dict[str, str]:
     """What must not be found, by what it is."""
-    texts = {"the repository": str(root.resolve()), "the temporary directory": str(Path(tempfile.gettempdir()) / "")}
-    home = str(Path.home())
-    if home.count("/") > 1:
+    texts = {"the repository": str(root.resolve())}
+    for name in (".venv", ".vendor"):
+        if not (place := (root / name).resolve()).is_relative_to(root.resolve()):
+            texts[f"the {name} directory"] = str(place)
+    for what, prefix in (("the environment", sys.prefix), ("the interpreter", sys.base_prefix)):
+        if not Path(prefix).resolve().is_relative_to(root.resolve()) and not prefix.startswith(SYSTEM):
+            texts[what] = str(Path(prefix).resolve())
+    texts["the temporary directory"] = str(Path(tempfile.gettempdir()).resolve() / "_")[:-1]
+    texts["the lasting temporary directory"] = "/var/tmp/"
+    if (home := str(Path.home())) != "/":
         texts["the home directory"] = home + "/"
-    elif home != "/":
-        texts["the home directory"] = home + "/."
+    if cache := os.environ.get("XDG_CACHE_HOME", "").rstrip("/"):
+        texts["the cache"] = cache + "/"
     host = socket.gethostname().partition(".")[0]
-    if len(host) >= SHORTEST and host not in ("localhost", "debian"):
+    if len(host) >= SHORTEST and host != "localhost" and not _is_a_word(root, host):
         texts["the machine"] = host
-    user = getpass.getuser() if os.environ.get("USER") or os.environ.get("LOGNAME") else ""
-    if len(user) >= SHORTEST and user != "root":
-        texts["the account"] = user
+    account = getpass.getuser() if os.environ.get("USER") or os.environ.get("LOGNAME") else ""
+    if len(account) >= SHORTEST and account != "root" and not _is_a_word(root, account):
+        texts["the account"] = account
+    for name, value in os.environ.items():
+        if SECRET_NAMES.search(name) and len(value) >= SHORTEST_SECRET and not value.startswith("/"):
+            texts[f"{SECRET}{name}"] = value
     return texts
 
 
-def scan(directory: Path, private: dict[str, str], own: Path) -> None:
+def scan(directory: Path, private: Mapping[str, str], own: Path, traces: Iterable[bytes] = ()) -> None:
     """Look through every file; raises :class:`evidence.Failed` with the first find.
 
-    Files below ``own`` (extracted sources and packages) are the commit's own bytes: looked through for keys and signatures
-    only.
+    Files below ``own`` (extracted sources) and packages are the commit's own bytes: no place or name of the builder is looked
+    for in them. ``traces`` are bytes of keys and signatures that were used while the evidence was made.
     """
+    places = {what: _pattern(text) for what, text in private.items()}
+    secrets = {what: text.encode() for what, text in private.items() if what.startswith(SECRET)}
+    used = list(traces)
     for file in sorted(directory.rglob("*")):
         if not file.is_file():
             continue
@@ -49,17 +73,39 @@ def scan(directory: Path, private: dict[str, str], own: Path) -> None:
         shown = file.relative_to(directory)
         if KEYS.search(data):
             raise Failed(f"{shown} holds a private key")
-        if zipfile.is_zipfile(file) and certification.verify_archive(data, lambda _: None).status != "absent":
+        if any(trace in data for trace in used):
+            raise Failed(f"{shown} holds a part of the throwaway key or of a signature made with it")
+        if zipfile.is_zipfile(file) and (
+            certification.verify_archive(data, lambda _: None).status != "absent" or archives.comment(data)
+        ):
             raise Failed(f"{shown} is signed")
+        if found := [what for what, secret in secrets.items() if secret in data]:
+            raise Failed(f"{shown} names {found[0]} of the builder")
         if file.suffix == ".lbpkg" or file.is_relative_to(own):
             continue
-        for what, text in private.items():
-            if text.encode() in data:
+        text = data.decode(errors="replace")
+        for what, place in places.items():
+            if place.search(text) or place.search(str(shown)):
                 raise Failed(f"{shown} names {what} of the builder")
 
 
-def public(text: str, private: dict[str, str]) -> str:
+def public(text: str, private: Mapping[str, str]) -> str:
     """A text of a program without what is private."""
     for what, each in sorted(private.items(), key=lambda item: -len(item[1])):
-        text = text.replace(each, f"<{what.removeprefix('the ')}>")
+        text = _pattern(each).sub(f"<{what.removeprefix('the ')}>" + ("/" if each.endswith("/") else ""), text)
     return text
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    """Where a private text stands: a path only where one begins, a name only as a word of its own."""
+    if text.startswith("/"):
+        return re.compile(rf"(?<![\w>.-]){re.escape(text)}")
+    return re.compile(rf"(?<!\w){re.escape(text)}(?!\w)")
+
+
+def _is_a_word(root: Path, name: str) -> bool:
+    """Whether the sources themselves use the name, which therefore tells nothing."""
+    try:
+        return bool(gate.git(root, "grep", "--quiet", "--fixed-strings", "--word-regexp", "--cached", name) == b"")
+    except Refused:
+        return False

@@ -1,4 +1,8 @@
-"""The installed SDK is the published one: every file of it against its own RECORD."""
+"""The installed SDK is the published one, and the one that is imported: every file of it against its own RECORD.
+
+What Python has compiled has no hash in a RECORD; it must be what the recorded source compiles to, because Python runs it in the
+source's place.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,21 @@ import base64
 import csv
 import hashlib
 import importlib.metadata
+import importlib.util
+import marshal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 
 from evidence import Failed
 
 SDK = "langbot-plugin"
-CACHES = ("__pycache__",)
+CACHE = "__pycache__"
+HEADER = 16
+"""Bytes before the code in a compiled file (PEP 552)."""
+SHOWN = 5
+"""Files that are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +34,7 @@ class Verified:
     name: str
     version: str
     files: int
+    compiled: int
     record_sha256: str
 
 
@@ -36,13 +48,13 @@ def verify(name: str = SDK, *, path: list[str] | None = None) -> Verified:
     if text is None:
         raise Failed(f"{name} has no RECORD")
     base = Path(str(distribution.locate_file("")))
+    rows = list(csv.reader(text.splitlines()))
+    recorded = {(base / relative).resolve() for relative, *_ in rows}
     wrong: list[str] = []
-    recorded: set[Path] = set()
     checked = 0
-    for relative, digest, size in csv.reader(text.splitlines()):
+    for relative, digest, size in rows:
         file = base / relative
-        recorded.add(file.resolve())
-        if any(part in CACHES for part in file.parts):
+        if CACHE in file.parts:
             continue
         if not file.is_file():
             wrong.append(f"{relative} is missing")
@@ -53,14 +65,50 @@ def verify(name: str = SDK, *, path: list[str] | None = None) -> Verified:
             if actual != expected or (size and len(data) != int(size)):
                 wrong.append(f"{relative} is changed")
             checked += 1
-    tops = {Path(relative).parts[0] for relative, *_ in csv.reader(text.splitlines()) if not relative.startswith("..")}
-    for top in sorted(tops):
-        for file in sorted((base / top).rglob("*")) if (base / top).is_dir() else ():
-            if file.is_file() and file.resolve() not in recorded and not any(part in CACHES for part in file.parts):
-                # What an installer notes beside the files it has unpacked.
-                if file.parent.suffix == ".dist-info":
-                    continue
-                wrong.append(f"{file.relative_to(base)} is in no RECORD")
+        elif file.name != "RECORD":
+            wrong.append(f"{relative} has no hash in the RECORD")
+    tops = sorted({Path(relative).parts[0] for relative, *_ in rows if not relative.startswith("..")})
+    compiled = 0
+    for file in sorted(each for top in tops for each in [base / top, *(base / top).rglob("*")] if each.is_file()):
+        shown = file.relative_to(base).as_posix()
+        if CACHE in file.parts:
+            compiled += 1
+            wrong += [f"{shown} {reason}"] if (reason := _not_of_its_source(file)) else []
+        elif file.resolve() not in recorded:
+            wrong.append(f"{shown} is in no RECORD")
+    if path is None:
+        wrong += [f"{top} is imported from elsewhere" for top in _modules(distribution) if not _is_imported(top, recorded)]
     if wrong:
-        raise Failed(f"the installed {name} is not the published one: {'; '.join(wrong)}")
-    return Verified(name, distribution.version, checked, hashlib.sha256(text.encode()).hexdigest())
+        more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+        raise Failed(f"the installed {name} is not the published one: {'; '.join(wrong[:SHOWN])}{more}")
+    return Verified(name, distribution.version, checked, compiled, hashlib.sha256(text.encode()).hexdigest())
+
+
+def _not_of_its_source(file: Path) -> str:
+    """What is wrong with a compiled file, empty for one that no other than this Python would run."""
+    name, _, tag = file.name.removesuffix(".pyc").partition(".")
+    if file.suffix != ".pyc":
+        return "is no compiled file"
+    if tag != sys.implementation.cache_tag:
+        return ""
+    source = file.parent.parent / f"{name}.py"
+    if not source.is_file():
+        return "has no source"
+    try:
+        code = marshal.loads(file.read_bytes()[HEADER:])
+    except (ValueError, EOFError, TypeError):
+        return "cannot be read"
+    same = isinstance(code, CodeType) and code == compile(source.read_bytes(), str(source), "exec", dont_inherit=True)
+    return "" if same else "is compiled from another source"
+
+
+def _modules(distribution: importlib.metadata.Distribution) -> list[str]:
+    files = distribution.files or []
+    return sorted(
+        {each.parts[0] for each in files if len(each.parts) > 1 and each.name == "__init__.py" and len(each.parts) == 2}
+    )
+
+
+def _is_imported(module: str, recorded: set[Path]) -> bool:
+    found = importlib.util.find_spec(module)
+    return found is not None and found.origin is not None and Path(found.origin).resolve() in recorded

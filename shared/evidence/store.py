@@ -1,25 +1,32 @@
 """A package installs: through the SDK's own artifact store, with its real dependencies, and reads back as it was.
 
-The SDK (0.7.18) trusts a marker when it reads its stores again and hashes nothing, so the hashes here are our own; a changed
-byte in a store is found by them and not by the SDK.
+The SDK (0.7.18) trusts a marker when it reads its stores again and hashes nothing, so the hashes here are our own. That they
+would find one changed byte in either store is tried, and what the SDK says of it is recorded.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import os
+import subprocess
+import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import langbot_plugin
 import yaml
 from langbot_plugin.api.entities.builtin.runner.manifest import RunnerManifest
 from langbot_plugin.entities.io.context import PluginExecutionMode, PluginWorkerPolicy
 from langbot_plugin.runtime.plugin.artifact import PluginArtifactStore
-from langbot_plugin.runtime.plugin.dependency_environment import PluginDependencyEnvironmentStore
+from langbot_plugin.runtime.plugin.dependency_environment import (
+    PluginDependencyEnvironment,
+    PluginDependencyEnvironmentStore,
+)
 from langbot_plugin.runtime.plugin.runner_service import RunnerRuntimeService
 from langbot_plugin.runtime.plugin.worker_launcher import PluginWorkerLauncher
 from langbot_plugin.utils.discover.engine import ComponentDiscoveryEngine
@@ -64,15 +71,36 @@ async def install(package: Path, members: Mapping[str, Any], base: Path) -> Inst
 
     launcher = PluginWorkerLauncher()
     launcher.configure(POLICY, "oss_dev")
-    store = PluginDependencyEnvironmentStore(base)
     mode = PluginExecutionMode.DEDICATED
+    store = PluginDependencyEnvironmentStore(base)
     prepared = await launcher.prepare_dependency_environment(store, artifact, execution_mode=mode)
     before = tree(prepared.site_packages_path)
-    again = await launcher.prepare_dependency_environment(PluginDependencyEnvironmentStore(base), artifact, execution_mode=mode)
+
+    async def found(what: PluginDependencyEnvironmentStore) -> PluginDependencyEnvironment:
+        fingerprint = launcher.dependency_runtime_fingerprint()
+        return await what.prepare(artifact, runtime_fingerprint=fingerprint, installer=_refuse, execution_mode=mode)
+
+    again = await found(PluginDependencyEnvironmentStore(base))
     if again.digest != prepared.digest or tree(again.site_packages_path) != before:
         raise Failed(f"{package.name}: a second preparation gives another environment")
-    if shadowing := shadows(prepared.site_packages_path):
-        raise Failed(f"{package.name}: its environment has a second SDK: {', '.join(shadowing)}")
+    sdk = {"artifact": "not tried", "environment": "not tried"}
+    with flipped(artifact.code_path) as changed:
+        if differing(tree(artifact.code_path), extracted) != [changed]:
+            raise Failed(f"{package.name}: a changed byte in the artifact store is not found")
+        sdk["artifact"] = _notices(lambda: PluginArtifactStore(base).get_verified(digest))
+    with flipped(prepared.site_packages_path) as changed:
+        if differing(tree(prepared.site_packages_path), before) != [changed]:
+            raise Failed(f"{package.name}: a changed byte in the environment is not found")
+        ready = PluginDependencyEnvironmentStore(base)
+        sdk["environment"] = _notices(lambda: ready.get_ready(prepared.digest))
+    if tree(artifact.code_path) != extracted or tree(prepared.site_packages_path) != before:
+        raise Failed(f"{package.name}: the stores are not as they were")
+
+    if shadowing := [*shadows(prepared.site_packages_path), *shadows(artifact.code_path)]:
+        raise Failed(f"{package.name}: it brings a second SDK: {', '.join(shadowing)}")
+    imported = sdk_of_a_worker(artifact.code_path, [launcher.runtime_import_root, prepared.site_packages_path])
+    if imported != Path(langbot_plugin.__file__ or "").resolve():
+        raise Failed(f"{package.name}: a worker of it imports another SDK than the runtime's")
     distributions = {
         each.metadata["Name"]: each.version
         for each in importlib.metadata.distributions(path=[str(prepared.site_packages_path)])
@@ -84,9 +112,56 @@ async def install(package: Path, members: Mapping[str, Any], base: Path) -> Inst
         "environment_sha256": hashlib.sha256(repr(sorted(before.items())).encode()).hexdigest(),
         "dependencies": dict(sorted(distributions.items())),
         "read_back": "unchanged",
+        "prepared_twice": "the same environment, nothing installed again",
+        "flipped_byte": {"found_by": "a hash of every file", "noticed_by_the_sdk": sdk},
         "second_sdk": "none",
     }
     return Installed(artifact.code_path, prepared.site_packages_path, facts)
+
+
+def differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """The paths at which two trees are not the same."""
+    return sorted(path for path in one.keys() | other.keys() if one.get(path) != other.get(path))
+
+
+@contextlib.contextmanager
+def flipped(directory: Path) -> Iterator[str]:
+    """One bit of one file below a directory is another meanwhile; the file's path in it."""
+    file = max((each for each in directory.rglob("*.py") if each.is_file()), key=lambda each: (each.stat().st_size, str(each)))
+    data, status = file.read_bytes(), file.stat()
+    file.chmod(0o644)
+    try:
+        file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+        yield file.relative_to(directory).as_posix()
+    finally:
+        file.write_bytes(data)
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+        file.chmod(status.st_mode & 0o777)
+
+
+def sdk_of_a_worker(code: Path, path: Sequence[Path]) -> Path:
+    """Where a process that starts as a worker does, in the package's directory and with this path, imports the SDK from."""
+    command = [sys.executable, "-c", "import langbot_plugin; print(langbot_plugin.__file__)"]
+    environment = {"PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        command, cwd=code, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise Failed(f"a worker cannot import the SDK: {(done.stderr.splitlines() or [''])[-1]}")
+    return Path(done.stdout.strip()).resolve()
+
+
+async def _refuse(_: object, requirements: Sequence[str]) -> None:
+    raise Failed(f"what was prepared is not found again: {len(requirements)} requirements would be installed anew")
+
+
+def _notices(read: Callable[[], object]) -> str:
+    """Whether reading again refuses."""
+    try:
+        return "no" if read() is not None else "yes"
+    except ValueError:
+        return "yes"
 
 
 def shadows(site_packages: Path) -> list[str]:

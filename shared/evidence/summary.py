@@ -9,7 +9,7 @@ def human(inventory: dict[str, Any]) -> str:
     """What a reviewer reads first."""
     lines = ["# Release candidate", "", f"Commit `{inventory['commit']}`, plugin SDK {inventory['sdk']['version']}.", ""]
     if not inventory["complete"]:
-        lines += ["**Incomplete: this is no evidence for a release.** What did not run is named below.", ""]
+        lines += ["**Incomplete: this is no evidence for a release.**", "", *(f"- {gap}" for gap in inventory["gaps"]), ""]
     lines += ["| package | version | SHA-256 of the archive | members | reproducible |", "|---|---|---|---|---|"]
     for name, each in inventory["packages"].items():
         cells = (name, each["version"], f"`{each['sha256']}`", str(len(each["members"])), f"`{each['reproducible']['sha256']}`")
@@ -20,14 +20,15 @@ def human(inventory: dict[str, Any]) -> str:
         lines += [f"- skipped: `{each['test']}`: {each.get('reason', '')}" for each in ran["skipped"]]
     else:
         lines += ["The suites did not run.", ""]
-    jails = inventory.get("jails", {"ran": False, "reason": "the suites did not run"})
+    jails = inventory["jails"]
     lines += [
         "",
         f"Jailed workers: {_counts(jails) if jails['ran'] else 'none, ' + jails['reason']}.",
         "",
-        "## What does not",
-        "",
     ]
+    if jails["ran"]:
+        lines += [f"- skipped: `{each['test']}`: {each.get('reason', '')}" for each in jails["skipped"]]
+    lines += ["", "## What does not", ""]
     lines += [f"Egress policy: {inventory['egress_policy']}.", "", "Nothing is claimed about:", ""]
     lines += [f"- {each}" for each in inventory["not_claimed"]]
     lines += ["", "Open, each for a person:", "", *(f"- {name}: {state}" for name, state in inventory["gates"].items()), ""]
@@ -37,6 +38,8 @@ def human(inventory: dict[str, Any]) -> str:
 def topology(reassessment: dict[str, Any]) -> str:
     """What the jailed workers are."""
     lines = ["# Jailed workers, as they ran", ""]
+    if not reassessment["shapes"]:
+        lines += [f"None ran: {reassessment['reason']}. What they are is an open gap.", ""]
     for name, shape in sorted(reassessment["shapes"].items()):
         lines += [f"## {name}", "", "| fact | value |", "|---|---|"]
         lines += [f"| {fact} | {_cell(value)} |" for fact, value in sorted(shape.items())]
