@@ -48,6 +48,8 @@ from tooling import ROOT, packages
 pytestmark = [pytest.mark.evidence, pytest.mark.timeout(300)]
 
 COMMAND = "certification-tests/verify_coding_candidates.py"
+SOMEBODY = 65534
+"""The number of another account."""
 IDENTITY = ("-c", "user.name=suite", "-c", "user.email=suite@localhost", "-c", "commit.gpgsign=false")
 
 
@@ -76,6 +78,10 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     commit_all(base)
     (base / ".git" / "info" / "exclude").write_text(".venv\n.vendor\n")
     (base / ".venv").symlink_to(ROOT / ".venv")
+    if os.geteuid() == 0:
+        # As in a container: root works on what somebody else has checked out.
+        for each in (base, *base.rglob("*")):
+            os.lchown(each, SOMEBODY, SOMEBODY)
     return base
 
 
@@ -161,11 +167,15 @@ class TestRefusals:
         with pytest.raises(Refused, match=rf"dirty.*{how}"):
             gate.commit(repository)
 
-    def test_another_repository_cannot_be_put_in_its_place(self, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_another_repository_cannot_be_put_in_its_place(
+        self, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Our rule: the tree that is asked about is this one, whatever the environment names, and not one around it."""
         clean = gate.commit(repository)
-        monkeypatch.setenv("GIT_DIR", str(ROOT / ".git"))
-        monkeypatch.setenv("GIT_WORK_TREE", str(ROOT))
+        built = packages.sources("CodexAgent")
+        monkeypatch.setenv("GIT_DIR", str(tmp_path / "no repository"))
+        monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path))
+        assert packages.sources("CodexAgent") == built
         assert gate.commit(repository) == clean
         (repository / "below").mkdir()
         with pytest.raises(Refused, match="no git working tree of its own"):
@@ -192,7 +202,7 @@ class TestRefusals:
             gate.fresh(tmp_path / "worktree", str(repository / ".git" / "evidence"))
         if os.geteuid() == 0:
             for each in (repository, *repository.rglob("*")):
-                os.chown(each, 65534, 65534)
+                os.chown(each, SOMEBODY, SOMEBODY)
             assert gate.commit(repository)
 
     @pytest.mark.parametrize("given", ["relative", "existing", "link", "inside", "inside by a link", "no parent"])
@@ -512,6 +522,19 @@ class TestSuites:
         with pytest.raises(Failed, match=r"the step: OSError: no space left"):
             made.step("the step", broken)
         assert made.inventory["steps"] == []
+
+    @pytest.mark.parametrize("what", ["a package is missing", "a place is named"])
+    def test_what_does_not_hold_gets_no_list_of_hashes(self, tmp_path: Path, what: str) -> None:
+        """Our rule: evidence that failed is no evidence, even when the last look at it is what fails."""
+        made = candidate.Candidate(tmp_path, "0" * 40, suites="none")
+        made.inventory["sdk"] = {"version": "0.7.18"}
+        if what == "a place is named":
+            made.inventory["note"] = str(ROOT / "x")
+        with pytest.raises(Failed, match=r"is not about|names the repository"):
+            made.freeze()
+        assert (tmp_path / "inventory.json").is_file()
+        with pytest.raises(Failed, match="incomplete"):
+            hashes.check(tmp_path)
 
     def test_an_interrupt_ends_what_was_started(self, tmp_path: Path) -> None:
         """Our rule: nothing runs on when the command is told to end."""

@@ -8,6 +8,7 @@ named so that none is forgotten.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
@@ -116,7 +117,9 @@ def _git(*arguments: str) -> str:
     try:
         # Only files are listed, so it does not matter to whom the working copy belongs (git refuses others' by default).
         command = ["git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        # A git that started this (a hook's) names its own repository in the environment.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     except FileNotFoundError:
         raise SetupError("git is not installed") from None
     if done.returncode != 0:
