@@ -175,7 +175,7 @@ class TestStops:
     async def test_a_command_whose_beginning_crossed_the_stop_is_ended_too(self, tmp_path: Path) -> None:
         """Codex began it before it heard of the stop; without a sandbox its children can be anywhere as well."""
         async with opened(tmp_path, options={"sandbox": "danger-full-access"}) as session:
-            await session.prompt(Prompt(f"say on it\ncrossing {tmp_path / 'pid'}"))
+            await session.prompt(Prompt(f"crossing {tmp_path / 'pid'}"))
             await until(session, TextDelta)
             await session.interrupt()
             assert ended(await rest_of_turn(session)) == TurnEnded("cancelled")

@@ -273,6 +273,7 @@ class Turn:
                 Path(rest).write_text(str(child.pid))
             case "crossing":
                 # A command whose beginning crosses the interrupt on the wire.
+                self.say("crossing")
                 self.interrupted.wait(BOUND)
                 self.step("orphan", rest)
                 self.step("opencmd", "sleep => ")
