@@ -32,8 +32,8 @@ pytestmark = [pytest.mark.shared_runtime, pytest.mark.sdk_worker, pytest.mark.ti
 BOUND = 60.0
 """Seconds any single wait may take; never the verdict itself."""
 PACE = 0.3
-"""Seconds until the measured agent's first word: as long as agents take at least, so that what is compared is a person's wait and
-not how two busy cores share their time."""
+"""Seconds until the measured agent's first word: as long as agents take at least, so that a person's wait is compared, and not
+how two busy cores share their time."""
 TIMES = 20
 MOST = 2.0
 """How many times as long as undisturbed the median first word may take."""
