@@ -41,6 +41,7 @@ from evidence import (
     sdk_record,
     store,
     suites,
+    summary,
 )
 from testkit import hostile_trees
 from tooling import ROOT, packages
@@ -181,6 +182,39 @@ class TestRefusals:
         with pytest.raises(Refused, match="no git working tree of its own"):
             gate.commit(repository / "below")
 
+    @pytest.mark.parametrize("how", ["filter", "time set back"])
+    def test_what_only_looks_like_the_commits_is_dirty_too(self, repository: Path, how: str) -> None:
+        """Our rule: bytes decide, not what a machine's own filter makes of them nor when they were written."""
+        file = repository / "file"
+        if how == "filter":
+            gate.git(repository, "config", "filter.own.clean", "sed s/tampered/committed/")
+            (repository / ".git" / "info" / "attributes").write_text("file filter=own\n")
+            file.write_text("as tampered")
+            gate.git(repository, "add", "file")
+        else:
+            for setting in ("trustctime", "checkStat"):
+                gate.git(repository, "config", f"core.{setting}", "false" if setting == "trustctime" else "minimal")
+            os.utime(file, (1, 1))
+            subprocess.run(["git", "update-index", "-q", "--refresh"], cwd=repository, check=True)
+            file.write_text("as tampered!"[: len("as committed")])
+            os.utime(file, (1, 1))
+        assert gate.git(repository, "status", "--porcelain") == b""
+        with pytest.raises(Refused, match=r"dirty.*filtered file"):
+            gate.commit(repository)
+
+    def test_an_object_that_is_put_in_anothers_place_is_not_taken_for_it(self, repository: Path) -> None:
+        """Git's rule: ``git replace`` has it show another commit by the first one's name; ours: the name is the bytes' own."""
+        honest = gate.commit(repository)
+        (repository / "file").write_text("something else")
+        commit_all(repository)
+        other = gate.commit(repository)
+        subprocess.run(["git", "replace", honest, other], cwd=repository, check=True)
+        subprocess.run(["git", "checkout", "-q", "--detach", honest], cwd=repository, check=True)
+        assert (repository / "file").read_text() == "something else"
+        with pytest.raises(Refused, match=r"dirty.*file"):
+            gate.commit(repository)
+        assert gate.git(repository, "show", f"{honest}:file") == b"as committed"
+
     def test_looking_changes_nothing_and_runs_nothing(self, repository: Path, tmp_path: Path) -> None:
         """Our rule: a tree of somebody else's is only read: its index stays theirs, its configured program does not run."""
         program = tmp_path / "program"
@@ -200,6 +234,8 @@ class TestRefusals:
         assert gate.commit(tmp_path / "worktree") == gate.commit(repository)
         with pytest.raises(Refused, match="outside"):
             gate.fresh(tmp_path / "worktree", str(repository / ".git" / "evidence"))
+        with pytest.raises(Refused, match="outside"):
+            gate.fresh(tmp_path / "worktree", str(repository / "evidence"))
         if os.geteuid() == 0:
             for each in (repository, *repository.rglob("*")):
                 os.chown(each, SOMEBODY, SOMEBODY)
@@ -236,6 +272,21 @@ class TestRefusals:
         assert "stray.py" in done.stderr
         assert len(done.stderr.splitlines()) == 1
         assert not (tmp_path / "new").exists()
+
+    def test_a_proof_that_does_not_hold_leaves_nothing_that_could_pass(self, clone: Path, tmp_path: Path) -> None:
+        """Our rule: exit code 1, the step and the file by name on the last line, and no list of hashes, so no check holds."""
+        wrong = tmp_path / "wrong"
+        shutil.copytree(clone, wrong, symlinks=True)
+        (wrong / ".gitattributes").write_text("CodexAgent/main.py export-ignore\nACPAgentRunner/main.py export-ignore\n")
+        commit_all(wrong)
+        target = tmp_path / "new"
+        done = command(wrong, "--evidence", str(target), "--suites", "none")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "ACPAgentRunner: git archive changes main.py" in done.stderr.splitlines()[-1]
+        assert not (target / hashes.NAME).exists()
+        again = command(wrong, "--check", str(target))
+        assert (again.returncode, again.stdout) == (1, "")
+        assert "incomplete" in again.stderr
 
 
 # ------------------------------------------------------------------ what each proof would catch
@@ -346,7 +397,7 @@ class TestPackages:
         """The SDK's rule: eight statuses; ours: the archive is in the second."""
         data = built.read_bytes()
         envelopes.unsigned(data)
-        assert tuple(envelopes.trial(data).statuses) == envelopes.STATUSES
+        assert set(envelopes.trial(data).statuses) == set(recheck.STATUSES)
 
     def test_a_signed_archive_is_no_candidate(self, built: Path) -> None:
         """The other side: an archive with an envelope, or any other comment, is refused."""
@@ -512,6 +563,44 @@ class TestSuites:
         ran = suites.tests(["-c", os.devnull, str(tmp_path / "test_one.py")], tmp_path, tmp_path, {}, more)
         assert (ran["exit_code"], ran["counts"]["passed"]) == (0, 1), ran["last_lines"]
 
+    @pytest.mark.parametrize("said", ["everything", "one cell less", "one cell twice", "one bad cell", "no cells"])
+    def test_a_probe_is_believed_when_it_tells_of_every_cell(self, tmp_path: Path, said: str) -> None:
+        """Our rule: a probe that says that all is well has to have tried every transport with every shape."""
+        cells: list[dict[str, Any]] = [{"transport": how, "shape": shape, "ok": True} for how, shape in recheck.CELLS]
+        match said:
+            case "one cell less":
+                cells.pop()
+            case "one cell twice":
+                cells.append(cells[0])
+            case "one bad cell":
+                cells[0]["ok"] = False
+        report = {"ok": True} if said == "no cells" else {"ok": True, "cells": cells}
+        program = tmp_path / "program.py"
+        program.write_text(f"print({json.dumps(json.dumps(report))})\n")
+        if said == "everything":
+            assert suites.probe(program, tmp_path, tmp_path, {})["cells"] == cells
+        else:
+            with pytest.raises(Failed, match="every transport and shape"):
+                suites.probe(program, tmp_path, tmp_path, {})
+
+    def test_a_suite_of_which_nothing_passed_is_a_gap(self) -> None:
+        """Our rule: a file whose tests were all skipped has shown nothing, whatever the other files have."""
+        files = ["certification-tests/test_coding_a.py", "certification-tests/codex/test_coding_a.py"]
+        ran: dict[str, Any] = {"suites": files, "passed": ["certification-tests.test_coding_a.TestX::test_y[1.2::3]"]}
+        jails = {"ran": True}
+        assert recheck.problems({"suites": ran, "jails": jails}) == [f"no test of {files[1]} passed on the extraction"]
+        ran["passed"].append("certification-tests.codex.test_coding_a::test_y")
+        assert recheck.problems({"suites": ran, "jails": jails}) == []
+
+    def test_half_an_account_of_jailed_workers_is_none(self) -> None:
+        """Our rule: both shapes, each with its arguments, mounts, names, limits, accounts, process and network."""
+        whole = {shape: dict.fromkeys(recheck.FACTS, 1) for shape in recheck.JAILED}
+        assert recheck.jailed({"shapes": whole})
+        assert not recheck.jailed({"shapes": {"jail": whole["jail"]}})
+        for fact in recheck.FACTS:
+            less = {**whole, "jail": dict.fromkeys(recheck.FACTS - {fact}, 1)}
+            assert not recheck.jailed({"shapes": less})
+
     def test_whatever_stops_a_step_is_a_failure_with_its_name(self, tmp_path: Path) -> None:
         """Our rule: exit code 1 and what was being done, not a trace of calls; and nothing is recorded as holding."""
         made = candidate.Candidate(tmp_path, "0" * 40, suites="all")
@@ -608,7 +697,7 @@ class TestFrozen:
         assert set(inventory["packages"]) == set(packages.NAMES)
         for name, each in inventory["packages"].items():
             assert hashlib.sha256((frozen / each["file"]).read_bytes()).hexdigest() == each["sha256"]
-            assert each["envelopes"]["statuses"] == {status: status for status in envelopes.STATUSES}
+            assert each["envelopes"]["statuses"] == {status: status for status in recheck.STATUSES}
             assert each["installed"]["second_sdk"] == "none"
             assert each["installed"]["flipped_byte"]["found_by"] == "a hash of every file"
             assert each["members"]["manifest.yaml"]["source_sha256"]
@@ -635,7 +724,9 @@ class TestFrozen:
         done = subprocess.run(alone, cwd=tmp_path, env={}, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 3, done.stderr
         assert not (bare / ".venv").exists()
-        assert json.loads(done.stdout)["files"] > 300
+        found = json.loads(done.stdout)
+        assert found["files"] > 300
+        assert found["SHA256SUMS_sha256"] == hashlib.sha256((frozen / hashes.NAME).read_bytes()).hexdigest()
 
     @pytest.mark.parametrize("which", ["a member of a package", "an extracted file", "the inventory", "the page", "the list"])
     def test_one_flipped_byte_is_found(self, clone: Path, frozen: Path, tmp_path: Path, which: str) -> None:
@@ -670,6 +761,9 @@ class TestFrozen:
             ("jails", "topology-reassessment"),
             ("one file more", "in no inventory"),
             ("a comment", "is signed"),
+            ("a status less", "every status"),
+            ("a shape less", "every way to speak"),
+            ("jailed by word only", "differ about jailed workers"),
             ("nonsense", "does not say what it must"),
         ],
     )
@@ -703,6 +797,15 @@ class TestFrozen:
                 package = copy / entry["reproducible"]["file"]
                 package.write_bytes(envelopes.commented(package.read_bytes(), b"x"))
                 entry["reproducible"]["sha256"] = hashlib.sha256(package.read_bytes()).hexdigest()
+            case "a status less":
+                del entry["envelopes"]["statuses"]["unknown_key"]
+            case "a shape less":
+                entry["rpc"]["cells"].pop()
+            case "jailed by word only":
+                said["jails"] = {"ran": True, "exit_code": 0, "passed": [], "failed": [], "skipped": []}
+                said["jails"]["counts"] = {"passed": 0, "failed": 0, "skipped": 0}
+                said["gaps"] = recheck.problems(said)
+                (copy / "SUMMARY.md").write_text(summary.human(said), encoding="utf-8")
             case _:
                 del entry["members"]
         if how not in ("a page of its own", "jails", "one file more"):

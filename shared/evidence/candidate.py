@@ -156,9 +156,9 @@ class Candidate:
     def run_suites(self, scratch: Path) -> None:
         """The suites on the extraction, and the jailed workers of it."""
         more = {"CODING_RUNNER_SOURCE_ROOT": str(self.directory / "extracted")}
-        self.inventory["suites"] = self.step(
-            "the suites on the extraction", lambda: self._green(suites.chosen(ROOT), scratch, more)
-        )
+        chosen = suites.chosen(ROOT)
+        ran = self.step("the suites on the extraction", lambda: self._green(chosen, scratch, more))
+        self.inventory["suites"] = {"suites": chosen, **ran}
         if reason := jail.impossible():
             reason = scan.public(reason, self.private)
             self.inventory["jails"] = {"ran": False, "reason": reason}
@@ -173,6 +173,8 @@ class Candidate:
         if not topology.is_file():
             raise Failed("the jailed workers left no account of what they are")
         self.topology = json.loads(scan.public(topology.read_text(encoding="utf-8"), self.private))
+        if not recheck.jailed(self.topology):
+            raise Failed("the jailed workers' account of what they are lacks one of them, or something of one")
 
     def freeze(self) -> str:
         """The last files, what must not be in them, the hashes over everything, and a reviewer's look; the list's own hash."""
@@ -253,19 +255,28 @@ def make(given: str, *, which: str) -> tuple[Path, bool]:
     commit = gate.commit(ROOT)
     directory = gate.fresh(ROOT, given)
     candidate = Candidate(directory, commit, suites=which)
-    with _scratch() as scratch:
-        candidate.sdk()
-        for name in packages.NAMES:
-            candidate.package(name, scratch)
-        for name in packages.NAMES:
-            candidate.rpc(name)
-        if which == "all":
-            candidate.run_suites(scratch)
-        if candidate.step("the tree is as it was", lambda: gate.commit(ROOT)) != commit:
-            raise Failed("the tree is at another commit than in the beginning")
-        digest = candidate.freeze()
+    try:
+        with _scratch() as scratch:
+            digest = _proven(candidate, commit, scratch)
+    except OSError as exc:
+        (directory / hashes.NAME).unlink(missing_ok=True)
+        raise Failed(f"the evidence could not be written: {exc.strerror}") from exc
     steps.say(f"{hashes.NAME}: sha256 {digest}")
     return directory, bool(candidate.inventory["complete"])
+
+
+def _proven(candidate: Candidate, commit: str, scratch: Path) -> str:
+    """Every proof, and the hash over the frozen evidence."""
+    candidate.sdk()
+    for name in packages.NAMES:
+        candidate.package(name, scratch)
+    for name in packages.NAMES:
+        candidate.rpc(name)
+    if candidate.which == "all":
+        candidate.run_suites(scratch)
+    if candidate.step("the tree is as it was", lambda: gate.commit(ROOT)) != commit:
+        raise Failed("the tree is at another commit than in the beginning")
+    return candidate.freeze()
 
 
 @contextlib.contextmanager

@@ -23,19 +23,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from langbot_plugin import certification
 
 from evidence import Failed, archives
+from evidence.recheck import STATUSES
 
 KEY_ID = "throwaway"
 ALGORITHM = "Ed25519"
-STATUSES = (
-    "valid",
-    "absent",
-    "malformed",
-    "unsupported_schema",
-    "digest_mismatch",
-    "manifest_mismatch",
-    "unknown_key",
-    "signature_invalid",
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,6 +88,8 @@ def trial(archive: bytes) -> Trial:
             said[name] = certification.verify_archive(copy.read_bytes(), resolver).status
     if Path(base).exists():
         raise Failed("the signed copies are still there")
+    if set(said) != set(STATUSES):
+        raise Failed("not every status of an envelope was tried")
     if wrong := {name: status for name, status in said.items() if name != status}:
         raise Failed(f"envelopes are not told apart: {wrong}")
     if certification.normalized_zip_digest(made["valid"]) != hashlib.sha256(archive).hexdigest():

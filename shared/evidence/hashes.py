@@ -15,6 +15,11 @@ LINE = re.compile(r"([0-9a-f]{64})  ([^\n]+)")
 def write(directory: Path) -> str:
     """Write the list; its own hash."""
     (directory / NAME).write_bytes(_list({_name(directory, file): _sha256(file) for file in _files(directory)}))
+    return own(directory)
+
+
+def own(directory: Path) -> str:
+    """The hash of the list itself, by which all of the evidence can be named."""
     return _sha256(directory / NAME)
 
 

@@ -14,15 +14,32 @@ from evidence import Failed, archives, hashes, summary
 
 PACKAGES = ("ACPAgentRunner", "ClaudeCodeAgent", "CodexAgent")
 TOPOLOGY = "topology-reassessment"
+JAILED = ("jail", "jailed_pool")
+"""Both shapes of worker that a jail has."""
+FACTS = frozenset({"argv", "environment", "gid", "limits", "mounts", "network", "pid", "uid"})
+"""What is told of each."""
+CELLS = tuple((transport, shape) for transport in ("stdio", "websocket") for shape in ("dedicated", "pool"))
+"""How an extraction is spoken to, all of which must go well."""
+STATUSES = (
+    "valid",
+    "absent",
+    "malformed",
+    "unsupported_schema",
+    "digest_mismatch",
+    "manifest_mismatch",
+    "unknown_key",
+    "signature_invalid",
+)
+"""What the SDK can say of an archive's envelope."""
 
 
 def check(directory: Path) -> dict[str, Any]:
     """Counts of what was checked; raises :class:`evidence.Failed` with the first thing that does not hold."""
     if not directory.is_dir():
         raise Failed("there is no such directory")
-    files = hashes.check(directory)
     try:
-        return {"files": files, **_agrees(directory)}
+        files = hashes.check(directory)
+        return {"files": files, f"{hashes.NAME}_sha256": hashes.own(directory), **_agrees(directory)}
     except (KeyError, TypeError, AttributeError, ValueError, OSError) as exc:
         raise Failed(f"the evidence does not say what it must: {type(exc).__name__}: {exc}") from None
 
@@ -30,11 +47,30 @@ def check(directory: Path) -> dict[str, Any]:
 def problems(inventory: dict[str, Any]) -> list[str]:
     """What is missing for a release, each a thing that did not run or was left out."""
     found = []
-    if not inventory.get("suites"):
+    if not (ran := inventory.get("suites")):
         found.append("the test suites did not run on the extraction")
+    else:
+        found += [f"no test of {suite} passed on the extraction" for suite in ran["suites"] if not _passed(ran, suite)]
     if not (jails := inventory.get("jails", {"ran": False, "reason": "the suites did not run"}))["ran"]:
         found.append(f"no worker was jailed: {jails['reason']}")
     return found
+
+
+def spoken_to(rpc: Any) -> bool:
+    """Whether a probe's report has every transport with every shape, and all went well."""
+    cells = {(each["transport"], each["shape"]): each["ok"] for each in rpc["cells"]}
+    return rpc["ok"] is True and len(rpc["cells"]) == len(CELLS) and cells == dict.fromkeys(CELLS, True)
+
+
+def jailed(topology: dict[str, Any]) -> bool:
+    """Whether both shapes of jailed worker are there, each with everything that is told of one."""
+    return set(topology["shapes"]) == set(JAILED) and all(each.keys() >= FACTS for each in topology["shapes"].values())
+
+
+def _passed(ran: dict[str, Any], suite: str) -> bool:
+    """Whether any test of a file passed, which the report names with dots."""
+    module = suite.removesuffix(".py").replace("/", ".")
+    return any(test.startswith((f"{module}::", f"{module}.")) for test in ran["passed"])
 
 
 def _agrees(directory: Path) -> dict[str, Any]:
@@ -69,6 +105,8 @@ def _agrees(directory: Path) -> dict[str, Any]:
         raise Failed(f"{TOPOLOGY}.md says something else than {TOPOLOGY}.json")
     if bool(topology["shapes"]) is not inventory["jails"]["ran"]:
         raise Failed(f"{TOPOLOGY}.json and the inventory differ about jailed workers")
+    if inventory["jails"]["ran"] and not jailed(topology):
+        raise Failed(f"{TOPOLOGY}.json does not tell everything of {' and '.join(JAILED)}")
     return {
         "members": counted,
         "commit": inventory["commit"],
@@ -89,6 +127,10 @@ def _package(directory: Path, name: str, entry: dict[str, Any]) -> set[str]:
             raise Failed(f"{path} is signed, or has another comment")
     if (directory / official).stat().st_size != entry["size"] or entry["installed"]["artifact_digest"] != entry["sha256"]:
         raise Failed(f"{official} is not what was installed")
+    if entry["envelopes"]["statuses"] != {status: status for status in STATUSES}:
+        raise Failed(f"{name}: the inventory does not have every status of an envelope")
+    if not spoken_to(entry["rpc"]):
+        raise Failed(f"{name}: the inventory does not have every way to speak to it")
     found = archives.read(directory / official)
     listed = {member: (each["sha256"], each["size"]) for member, each in entry["members"].items()}
     if {member: (hashlib.sha256(content).hexdigest(), len(content)) for member, content in found.items()} != listed:

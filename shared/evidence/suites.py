@@ -19,7 +19,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from evidence import Failed, gate
+from evidence import Failed, gate, recheck
 from evidence.scan import public
 
 INSTALLED_SUITES = "test_coding_*.py"
@@ -54,8 +54,14 @@ def probe(program: Path, package: Path, root: Path, private: Mapping[str, str]) 
         found = json.loads(public(output, private))
     except ValueError:
         raise Failed(f"{package.name}: the RPC probe printed no JSON object") from None
-    if not isinstance(found, dict) or found.get("ok") is not True:
-        raise Failed(f"{package.name}: the RPC probe does not say that everything is as it must be")
+    try:
+        content = recheck.spoken_to(found)
+    except (KeyError, TypeError):
+        content = False
+    if not content:
+        raise Failed(
+            f"{package.name}: the RPC probe does not say that everything is as it must be, in every transport and shape"
+        )
     return {"command": shown(command, private), **found}
 
 
