@@ -578,10 +578,11 @@ class TestSuites:
         program = tmp_path / "program.py"
         program.write_text(f"print({json.dumps(json.dumps(report))})\n")
         if said == "everything":
-            assert suites.probe(program, tmp_path, tmp_path, {})["cells"] == cells
+            found = suites.probes(program, {"one": tmp_path, "two": tmp_path}, tmp_path, {})
+            assert [each["cells"] for each in found.values()] == [cells, cells]
         else:
             with pytest.raises(Failed, match="every transport and shape"):
-                suites.probe(program, tmp_path, tmp_path, {})
+                suites.probes(program, {"one": tmp_path}, tmp_path, {})
 
     def test_a_suite_of_which_nothing_passed_is_a_gap(self) -> None:
         """Our rule: a file whose tests were all skipped has shown nothing, whatever the other files have."""
@@ -626,29 +627,31 @@ class TestSuites:
             hashes.check(tmp_path)
 
     def test_an_interrupt_ends_what_was_started(self, tmp_path: Path) -> None:
-        """Our rule: nothing runs on when the command is told to end."""
-        started = tmp_path / "started"
-        command = [sys.executable, "-c", f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); time.sleep(600)"]
+        """Our rule: nothing runs on when the command is told to end, however much it had started."""
+        started = [tmp_path / "one", tmp_path / "two"]
+        sleep = "import pathlib, time; pathlib.Path({!r}).touch(); time.sleep(600)"
+        commands = [[sys.executable, "-c", sleep.format(str(each))] for each in started]
         program = (
             "import signal, sys\n"
             "from evidence import suites\n"
             "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
-            f"suites._run({command!r}, {str(tmp_path)!r}, {{}})\n"
+            f"suites._run_all({commands!r}, {str(tmp_path)!r}, {{}})\n"
         )
         path = os.pathsep.join(str(ROOT / each) for each in ("shared", "scripts"))
         outer = subprocess.Popen(
             [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE
         )
-        while not started.exists():
+        while not all(each.exists() for each in started):
             assert outer.poll() is None
             time.sleep(0.02)
-        (inner,) = map(int, Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split())
-        began = hostile_trees.start_time(inner)
+        inner = map(int, Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split())
+        began = {pid: hostile_trees.start_time(pid) for pid in inner}
+        assert len(began) == len(commands)
         outer.terminate()
         assert outer.wait(60) == 143
         assert outer.stderr is not None
         outer.stderr.close()
-        assert hostile_trees.start_time(inner) != began
+        assert all(hostile_trees.start_time(pid) != time_of for pid, time_of in began.items())
 
     def test_every_established_suite_is_chosen(self) -> None:
         """Our rule: whatever is called ``test_coding_*`` runs on the extraction."""

@@ -144,14 +144,13 @@ class Candidate:
             "sbom": f"sbom/{name}.cdx.json",
         }
 
-    def rpc(self, name: str) -> None:
-        """The exact extraction over the SDK's real RPC."""
+    def rpc(self) -> None:
+        """The exact extractions over the SDK's real RPC."""
         program = ROOT / "certification-tests" / "coding_artifact_rpc_probe.py"
-        extraction = self.directory / "extracted" / name
-        found = self.step(
-            f"{name}: real RPC with the extraction", lambda: suites.probe(program, extraction, ROOT, self.private)
-        )
-        self.inventory["packages"][name]["rpc"] = found
+        extractions = {name: self.directory / "extracted" / name for name in packages.NAMES}
+        found = self.step("real RPC with every extraction", lambda: suites.probes(program, extractions, ROOT, self.private))
+        for name, each in found.items():
+            self.inventory["packages"][name]["rpc"] = each
 
     def run_suites(self, scratch: Path) -> None:
         """The suites on the extraction, and the jailed workers of it."""
@@ -270,8 +269,7 @@ def _proven(candidate: Candidate, commit: str, scratch: Path) -> str:
     candidate.sdk()
     for name in packages.NAMES:
         candidate.package(name, scratch)
-    for name in packages.NAMES:
-        candidate.rpc(name)
+    candidate.rpc()
     if candidate.which == "all":
         candidate.run_suites(scratch)
     if candidate.step("the tree is as it was", lambda: gate.commit(ROOT)) != commit:

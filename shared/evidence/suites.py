@@ -13,11 +13,12 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from evidence import Failed, gate, recheck
 from evidence.scan import public
@@ -43,25 +44,34 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not SETTINGS.match(name)} | dict(more)
 
 
-def probe(program: Path, package: Path, root: Path, private: Mapping[str, str]) -> dict[str, Any]:
-    """What the RPC probe says of an extraction; raises :class:`evidence.Failed` when it is not content."""
-    command = [sys.executable, str(program), str(package)]
-    code, output, complaint = _run(command, root, {})
+def probes(program: Path, extractions: Mapping[str, Path], root: Path, private: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """What the RPC probe says of each extraction, all tried at once, for they mostly wait.
+
+    Raises :class:`evidence.Failed` when it is not content with one.
+    """
+    commands = [[sys.executable, str(program), str(place)] for place in extractions.values()]
+    ended = _run_all(commands, root, {})
+    return {
+        name: _content(name, command, done, private) for name, command, done in zip(extractions, commands, ended, strict=True)
+    }
+
+
+def _content(name: str, command: Sequence[str], done: tuple[int, str, str], private: Mapping[str, str]) -> dict[str, Any]:
+    """A probe's report, which has to tell of every cell."""
+    code, output, complaint = done
     if code != 0:
         tail = "\n".join((complaint + output).splitlines()[-LAST_LINES:])
-        raise Failed(f"{package.name}: its RPC is not what it should be:\n{public(tail, private)}")
+        raise Failed(f"{name}: its RPC is not what it should be:\n{public(tail, private)}")
     try:
         found = json.loads(public(output, private))
     except ValueError:
-        raise Failed(f"{package.name}: the RPC probe printed no JSON object") from None
+        raise Failed(f"{name}: the RPC probe printed no JSON object") from None
     try:
         content = recheck.spoken_to(found)
     except (KeyError, TypeError):
         content = False
     if not content:
-        raise Failed(
-            f"{package.name}: the RPC probe does not say that everything is as it must be, in every transport and shape"
-        )
+        raise Failed(f"{name}: the RPC probe does not say that every transport and shape is as it must be")
     return {"command": shown(command, private), **found}
 
 
@@ -101,24 +111,42 @@ def shown(command: Sequence[str], private: Mapping[str, str]) -> str:
 
 
 def _run(command: Sequence[str], root: Path, more: Mapping[str, str]) -> tuple[int, str, str]:
-    """Exit code and both outputs of a command; when this is interrupted the command is too, and has ended afterwards."""
-    process = subprocess.Popen(
-        command,
-        cwd=root,
-        env=environment(more),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    )
-    try:
-        output, complaint = process.communicate()
-    except BaseException:
-        process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=INTERRUPTED)
-        process.kill()
-        process.wait()
-        raise
-    return process.returncode, output, complaint
+    """Exit code and both outputs of a command."""
+    (ended,) = _run_all([command], root, more)
+    return ended
+
+
+def _run_all(commands: Sequence[Sequence[str]], root: Path, more: Mapping[str, str]) -> list[tuple[int, str, str]]:
+    """Exit code and both outputs of each command, all at once; when this is interrupted they are too, and have ended then."""
+    with contextlib.ExitStack() as stack:
+        started: list[tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]] = []
+        for command in commands:
+            # Files, so that none waits until another's output is read.
+            output, complaint = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+            process = subprocess.Popen(
+                command, cwd=root, env=environment(more), stdin=subprocess.DEVNULL, stdout=output, stderr=complaint
+            )
+            started.append((process, output, complaint))
+            stack.push(_ended(process))
+        for process, *_ in started:
+            process.wait()
+        return [(process.returncode, _said(output), _said(complaint)) for process, output, complaint in started]
+
+
+def _ended(process: subprocess.Popen[bytes]) -> Callable[..., None]:
+    """What sees to it that a program has ended; it may end by itself first."""
+
+    def end(*_: object) -> None:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(INTERRUPTED)
+            process.kill()
+            process.wait()
+
+    return end
+
+
+def _said(output: IO[bytes]) -> str:
+    output.seek(0)
+    return output.read().decode(errors="replace")
