@@ -718,6 +718,17 @@ class TestFrozen:
             assert set(each["installed"]["dependencies"]) | {sdk_record.SDK} == set(named)
             assert all(part["type"] == "library" and part["purl"] == part["bom-ref"] for part in named.values())
             assert named[sdk_record.SDK]["scope"] == "excluded"
+            # The schema's own demands: known members, unique references, addresses of packages, licences as expressions.
+            assert bill.keys() == {"bomFormat", "specVersion", "version", "metadata", "components"}
+            application = bill["metadata"]["component"]
+            assert (application["type"], application["version"]) == ("application", each["version"])
+            assert application["bom-ref"] not in {part["bom-ref"] for part in named.values()}
+            for part in named.values():
+                assert part.keys() <= {"type", "bom-ref", "name", "version", "purl", "licenses", "scope", "description"}
+                assert re.fullmatch(r"pkg:pypi/[a-z0-9]+(-[a-z0-9]+)*@[^@/\s]+", part["purl"]), part["purl"]
+                assert part.get("scope", "required") in ("required", "optional", "excluded")
+                assert all(licence.keys() == {"expression"} for licence in part.get("licenses", []))
+                assert len(part.get("licenses", [])) <= 1
 
     def test_it_is_found_again_offline(self, clone: Path, frozen: Path, tmp_path: Path) -> None:
         """Our rule: the check needs neither network nor SDK nor any environment, on a clone that has never prepared one."""
