@@ -14,8 +14,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import IO, Any
@@ -28,7 +29,7 @@ SUITES = "certification-tests/"
 LAST_LINES = 15
 """Lines of a failed program that the reason quotes."""
 INTERRUPTED = 30.0
-"""Seconds an interrupted program gets to end what it has started before it is killed."""
+"""Seconds interrupted programs get to end what they have started before they are killed."""
 SETTINGS = re.compile(r"PYTEST_|PYTHON(?!DONTWRITEBYTECODE)|CODING_|SUITE_PREPARE|SUITE_SERVES|REQUIRE_NSJAIL")
 """Variables that say what is tested, and how; ``SUITE_REQUIRE_ALL`` can only make a run stricter."""
 
@@ -120,6 +121,7 @@ def _run_all(commands: Sequence[Sequence[str]], root: Path, more: Mapping[str, s
     """Exit code and both outputs of each command, all at once; when this is interrupted they are too, and have ended then."""
     with contextlib.ExitStack() as stack:
         started: list[tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]] = []
+        stack.callback(lambda: _end([process for process, *_ in started]))
         for command in commands:
             # Files, so that none waits until another's output is read.
             output, complaint = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
@@ -127,24 +129,22 @@ def _run_all(commands: Sequence[Sequence[str]], root: Path, more: Mapping[str, s
                 command, cwd=root, env=environment(more), stdin=subprocess.DEVNULL, stdout=output, stderr=complaint
             )
             started.append((process, output, complaint))
-            stack.push(_ended(process))
         for process, *_ in started:
             process.wait()
         return [(process.returncode, _said(output), _said(complaint)) for process, output, complaint in started]
 
 
-def _ended(process: subprocess.Popen[bytes]) -> Callable[..., None]:
-    """What sees to it that a program has ended; it may end by itself first."""
-
-    def end(*_: object) -> None:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(INTERRUPTED)
-            process.kill()
-            process.wait()
-
-    return end
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Have programs end that have not yet; all are asked before any is waited for, and killed when they do not."""
+    running = [process for process in processes if process.poll() is None]
+    for process in running:
+        process.send_signal(signal.SIGINT)
+    latest = time.monotonic() + INTERRUPTED
+    for process in running:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, latest - time.monotonic()))
+        process.kill()
+        process.wait()
 
 
 def _said(output: IO[bytes]) -> str:
