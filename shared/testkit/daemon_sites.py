@@ -47,8 +47,10 @@ def private(directory: Path) -> dict[str, str]:
 class Site:
     """One installation, its worker, and the machine its agents run on."""
 
-    def __init__(self, worker: SdkWorker, directory: Path, port: int, token: str, *, uid: str = "A", url: str = "") -> None:
-        """``url`` is where the daemon finds the hub when something stands in between."""
+    def __init__(
+        self, worker: SdkWorker, directory: Path, port: int, token: str, *, uid: str = "A", url: str = "", **home: Any
+    ) -> None:
+        """``url`` is where the daemon finds the hub when something stands in between; ``home`` is for its ``DaemonHome``."""
         self.worker = worker
         self.uid = uid
         self.port = port
@@ -56,8 +58,8 @@ class Site:
         self.agent_log = directory / "agent.log"
         state = directory / "sessions"
         state.mkdir(parents=True)
-        agent = {"state": str(state), "log": str(self.agent_log)}
-        self.home = DaemonHome(directory / "machine", url or f"ws://127.0.0.1:{port}", token=token, agent=agent)
+        home.setdefault("agent", {"state": str(state), "log": str(self.agent_log)})
+        self.home = DaemonHome(directory / "machine", url or f"ws://127.0.0.1:{port}", token=token, **home)
         self.daemon: DaemonProcess | None = None
 
     # ---- the machine

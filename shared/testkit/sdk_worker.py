@@ -353,7 +353,7 @@ async def sdk_worker(
     """A worker with ``installations`` (id to plugin configuration) of ``package``; everything is gone afterwards."""
     worker = SdkWorker(package, base, shape, real_dependencies=real_dependencies, name=name, environment=environment)
     try:
-        for uid, config in (installations or {"A": {}}).items():
+        for uid, config in ({"A": {}} if installations is None else installations).items():
             await worker.install(uid, config)
         yield worker
     finally:

@@ -29,9 +29,12 @@ from types import FrameType, FunctionType, ModuleType
 from typing import Any, Final, TypeVar
 
 Found = TypeVar("Found")
+Between = Callable[[], Awaitable[object]]
 
 BOUND: Final = 60.0
 """Seconds a look may take, which is about two."""
+SDK_THREADS: Final = "thread langbot-plugin-worker-blocking_N"
+"""The SDK's own executor, which starts its few threads as they are needed and keeps them."""
 ASKED: Final = signal.SIGUSR2
 PLACE: Final = "OBJECT_GRAPH"
 """The variable with the directory in which questions and answers lie."""
@@ -295,6 +298,20 @@ class Watch:
         """What there is of tasks, threads, files, sockets and child processes."""
         answer = await self._ask(pid, {"what": "inventory"})
         return dict(answer["found"])
+
+    async def more_than(
+        self, before: Mapping[str, int], pid: int, bound: float, between: Between | None = None
+    ) -> dict[str, int]:
+        """What there is more of than ``before``, and stays so for ``bound`` seconds; ``between`` comes before each look."""
+
+        async def look() -> dict[str, int]:
+            if between is not None:
+                await between()
+            now = await self.inventory(pid)
+            more = {name: count - before.get(name, 0) for name, count in now.items() if count > before.get(name, 0)}
+            return {name: count for name, count in more.items() if name != SDK_THREADS}
+
+        return await self.settled(look, bound)
 
     async def settled(self, look: Callable[[], Awaitable[Found]], bound: float) -> Found:
         """What ``look`` finds once that is nothing, or after ``bound`` seconds: what is on its way leaves, a leak stays."""
