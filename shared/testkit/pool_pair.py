@@ -20,7 +20,7 @@ from testkit import hostile_trees, package_roots
 from testkit.daemon_rig import DAEMON_ID
 from testkit.daemon_sites import BOUND, Site, files_below, plugin_form
 from testkit.host_actions import HostActions
-from testkit.relay_rig import free_port
+from testkit.relay_rig import free_port, until
 from testkit.run_harness import Outcome
 from testkit.scripted_kinds import KINDS, Kind
 from testkit.sdk_worker import SdkWorker, built, descendants, gone, sdk_worker
@@ -40,13 +40,17 @@ class HoldingHost(HostActions):
         super().__init__()
         self.called = asyncio.Event()
         self.let = asyncio.Event()
-        self.answered = 0
+        self.answered = self.given_up = 0
 
     async def call_action(self, action: Any, data: dict[str, Any], timeout: float = 15.0, **more: Any) -> dict[str, Any]:
         """Hold a tool's answer back."""
         if action.value == "call_tool":
             self.called.set()
-            await self.let.wait()
+            try:
+                await self.let.wait()
+            except asyncio.CancelledError:
+                self.given_up += 1
+                raise
             self.answered += 1
         return await super().call_action(action, data, timeout, **more)
 
@@ -100,11 +104,11 @@ class Tenant(Site):
         lines = [json.loads(line) for line in self.notes.read_text().splitlines()] if self.notes.exists() else []
         return [line for line in lines if line["what"] == what]
 
-    def jobs(self) -> dict[str, Any]:
-        """The jobs in the daemon's table, which forgets what is over and known to be."""
+    def owed(self) -> list[str]:
+        """The jobs in the daemon's table whose end is not proven."""
         tables = [json.loads(data) for path, data in files_below(self.home.state).items() if path.name == "jobs.json"]
         assert tables, "the daemon has a table"
-        return {name: job for table in tables for name, job in table["jobs"].items()}
+        return [name for table in tables for name, job in table["jobs"].items() if not job["quiesced"]]
 
     def everything(self) -> str:
         """What reached the machine's agents and this installation's host."""
@@ -257,7 +261,7 @@ async def revoked_in_its_turn(at: Pair, directory: Path) -> None:
     await at.worker.revoke("A")
     assert revoked(await chats["A"].ended())
     assert await gone(ours, GRACE)
-    assert a.jobs() == {}
+    await until(lambda: a.owed() == [])
     assert set(hostile_trees.living(theirs)) == theirs.keys()
     gate.touch()
     done = await chats["B"].whole()
