@@ -413,7 +413,7 @@ def with_limits(package_root: Path, scratch: Path, **values: float) -> Path:
 
 CROWD = 50
 AT_ONCE = 100
-NOISE = 0.01
+NOISE = 0.005
 """The share of objects by which two looks at an idle process may differ."""
 
 

@@ -11,7 +11,9 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import secrets
+import signal
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable
@@ -53,6 +55,8 @@ class Bench:
         self.worker, self.loud = worker, loud
         self.troubles = 0
         """Results of the disturbing installation that were seen while the other one was measured."""
+        self.begun = asyncio.Event()
+        """Set once the disturbing installation is what it is meant to be."""
         self._numbers = itertools.count()
 
     async def first_word(self) -> float:
@@ -93,6 +97,7 @@ async def read(at: Bench, stream: Any) -> None:
     """Take every result, as a host does."""
     async for _ in stream:
         at.troubles += 1
+        at.begun.set()
 
 
 async def flood(at: Bench, number: int) -> None:
@@ -114,35 +119,57 @@ async def stall(at: Bench, number: int) -> None:
     """A host that takes the first results of a flood and then none for as long as it is measured."""
     stream = at.loud.stream("many 100000 20\nhuge 1000000", run_id=f"stall-{number}", conversation=f"stall-{number}")
     at.troubles += len(await until_shown(stream, "message"))
+    at.begun.set()
     try:
         await asyncio.Event().wait()
     finally:
         await stream.aclose()
 
 
-async def again_and_again(disturb: Callable[[Bench, int], Any], at: Bench, begun: asyncio.Event) -> None:
+async def deaf(at: Bench, number: int) -> None:
+    """A machine that stops reading, and messages of a megabyte for sessions that are open there, until it is lost."""
+    assert at.loud.daemon is not None
+    chats = [f"deaf-{number}-{each}" for each in range(4)]
+    form = {"keep_warm": 300}
+    for chat in chats:
+        opened = await at.loud.run("say here", run_id=f"{chat}-opens", conversation=chat, form=form)
+        at.troubles += len(opened.results)
+    os.kill(at.loud.daemon.pid, signal.SIGSTOP)
+    try:
+        streams = [at.loud.stream("think " + "x" * 1_000_000, run_id=chat, conversation=chat, form=form) for chat in chats]
+        async with asyncio.TaskGroup() as group:
+            for stream in streams:
+                group.create_task(read(at, stream))
+            at.begun.set()
+    finally:
+        os.kill(at.loud.daemon.pid, signal.SIGCONT)
+
+
+async def again_and_again(disturb: Callable[[Bench, int], Any], at: Bench) -> None:
     """Disturb until cancelled."""
     for number in itertools.count():
-        begun.set()
         await disturb(at, number)
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("disturb", [flood, crash, stall])
+@pytest.mark.parametrize("disturb", [flood, crash, stall, deaf])
 async def test_a_neighbours_trouble_at_most_doubles_the_wait_for_the_first_word(disturb: Any, tmp_path: Path) -> None:
     """Our rule: each installation has its own buffers and its own turn in the loop; the medians of twenty are compared."""
     async with bench(tmp_path) as at:
         quiet = await at.measured(TIMES // 2)
-        begun = asyncio.Event()
-        disturbing = [asyncio.create_task(again_and_again(disturb, at, begun))]
+        disturbing = asyncio.create_task(again_and_again(disturb, at))
+        begun = asyncio.create_task(at.begun.wait())
         try:
-            await begun.wait()
+            async with asyncio.timeout(BOUND):
+                await asyncio.wait({disturbing, begun}, return_when=asyncio.FIRST_COMPLETED)
+            assert at.begun.is_set(), disturbing
             disturbed = await at.measured(TIMES)
             assert at.troubles > 0
-            assert not disturbing[0].done(), disturbing[0]
+            assert not disturbing.done(), disturbing
         finally:
-            disturbing[0].cancel()
-            await asyncio.wait(disturbing)
+            for task in (disturbing, begun):
+                task.cancel()
+            await asyncio.wait({disturbing, begun})
         quiet += await at.measured(TIMES - len(quiet))
         shown = f"quiet {statistics.median(quiet):.3f} s, disturbed {statistics.median(disturbed):.3f} s"
         print(f"{disturb.__name__}: {shown}")

@@ -43,8 +43,6 @@ GRACE = 20.0
 """Seconds an installation's tasks, threads, sockets, files and processes get to leave."""
 GRACE_OF_TIMERS = 60.0
 """Seconds until the SDK's own timers have run out, whose contexts lead to ended invocations: 30, and spare."""
-SDK_THREADS = "thread langbot-plugin-worker-blocking_N"
-"""The SDK's own executor, which starts its few threads as they are needed and keeps them."""
 PLACES = ("daemon", "ssh")
 KINDS = ("token", "value", "text", "answer", "address", "person", "title")
 OPTIONS = [{"optionId": "yes", "name": "Yes", "kind": "allow_once"}, {"optionId": "no", "name": "No", "kind": "reject_once"}]
@@ -161,13 +159,7 @@ class House:
 
     async def more_than(self, before: Mapping[str, int]) -> dict[str, int]:
         """What there is more of than ``before``, and stays so."""
-
-        async def look() -> dict[str, int]:
-            now = await self.watch.inventory(self.pid)
-            more = {name: count - before.get(name, 0) for name, count in now.items() if count > before.get(name, 0)}
-            return {name: count for name, count in more.items() if name != SDK_THREADS}
-
-        return await self.watch.settled(look, GRACE)
+        return await self.watch.more_than(before, self.pid, GRACE)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -10,7 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from testkit import worker_globals
+from testkit.pool_pair import Chat, pair, revoked
 
 CHANGES = """
 import asyncio
@@ -47,6 +51,33 @@ def test_many_runs_change_nothing_of_the_worker(package_root: Path, tmp_path: Pa
     assert found["changed"] == []
     rounds = worker_globals.ROUNDS
     assert found["runs"] == {"stop": 2 * rounds, "error": 3 * rounds, "cancelled": rounds}
+
+
+@pytest.mark.asyncio
+@pytest.mark.shared_runtime
+@pytest.mark.sdk_worker
+@pytest.mark.timeout(180)
+async def test_many_runs_of_two_installations_change_nothing_of_the_pool(tmp_path: Path) -> None:
+    """Our rule: nor do those that share a real worker, who come and go in between."""
+    async with pair(tmp_path) as at:
+        pid = at.worker.pid("A")
+        for each in at.both:
+            await each.run("say warm")
+        assert await at.watch.changed(pid) == []
+        runs = 0
+        for number in range(5):
+            for text in ("say an answer", "exit 3"):
+                names: dict[str, Any] = {"run_id": f"r{number}", "conversation": f"c{number}"}
+                outcomes = await asyncio.gather(*(each.run(text, **names) for each in at.both))
+                runs += len(outcomes)
+            assert {outcome.reason for outcome in outcomes} == {"error"}
+        hanging = Chat(at.tenants["A"].stream("say begun\nhang", run_id="hangs"))
+        await hanging.shown("begun")
+        await at.worker.revoke("A")
+        assert revoked(await hanging.ended())
+        assert (await at.tenants["B"].run("say on", run_id="on")).shown == ["on"]
+        assert runs == 20
+        assert await at.watch.changed(pid) == []
 
 
 def test_a_change_would_be_seen(package_root: Path, tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ import langbot_plugin.cli.run.controller
 import langbot_plugin.cli.run.handler  # noqa: F401 - a worker has these modules
 
 ROUNDS = 5
+SDK_THREADS = "langbot-plugin-worker-blocking"
+"""The SDK's own executor, which starts its few threads as they are needed and keeps them."""
 
 
 def _inside(value: Any) -> Any:
@@ -85,7 +87,7 @@ def snapshot() -> dict[str, Any]:
         "search path": tuple(sys.path),
         "warnings": (tuple(warnings.filters), warnings.showwarning),
         "limits": {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")},
-        "threads": tuple(threading.enumerate()),
+        "threads": tuple(each for each in threading.enumerate() if not each.name.startswith(SDK_THREADS)),
         "recursion": sys.getrecursionlimit(),
     }
 
@@ -97,8 +99,22 @@ async def main(scratch: Path) -> dict[str, Any]:
         before = snapshot()
         runs = await _serve(scratch)
         after = snapshot()
-        changed = [name for name, value in before.items() if not _same(value, after.get(name))]
-        return {"runs": runs, "changed": changed}
+        return {"runs": runs, "changed": _differing(before, after)}
+
+
+_first: dict[str, Any] = {}
+
+
+def changed() -> list[str]:
+    """In a worker: the names of what is not as it was at the first call."""
+    now = snapshot()
+    if not _first:
+        _first.update(now)
+    return _differing(_first, now)
+
+
+def _differing(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    return [name for name, value in before.items() if not _same(value, after.get(name))]
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -234,6 +234,9 @@ def _answered(question: dict[str, Any]) -> dict[str, Any]:
 
     if question["what"] == "inventory":
         return {"found": inventory()}
+    if question["what"] == "globals":
+        worker_globals: Any = importlib.import_module("worker_globals")
+        return {"found": worker_globals.changed()}
     needles = {uid: object_graph.Needles(texts, question["raw"].get(uid)) for uid, texts in question["texts"].items()}
     gc.collect()
     if question["what"] == "anywhere":
@@ -267,8 +270,8 @@ def inventory() -> dict[str, int]:
 def watched(directory: Path) -> dict[str, str]:
     """The environment of a worker that can be asked, made in ``directory``."""
     directory.mkdir(mode=0o700, parents=True)
-    for source in (Path(__file__), Path(__file__).with_name("object_graph.py")):
-        shutil.copy(source, directory)
+    for name in ("worker_graph.py", "object_graph.py", "worker_globals.py"):
+        shutil.copy(Path(__file__).with_name(name), directory)
     (directory / "sitecustomize.py").write_text(_SITE)
     return {"PYTHONPATH": str(directory), PLACE: str(directory)}
 
@@ -298,6 +301,11 @@ class Watch:
         """What there is of tasks, threads, files, sockets and child processes."""
         answer = await self._ask(pid, {"what": "inventory"})
         return dict(answer["found"])
+
+    async def changed(self, pid: int) -> list[str]:
+        """What of the process is not as it was when this was asked first: names of :func:`testkit.worker_globals.snapshot`."""
+        answer = await self._ask(pid, {"what": "globals"})
+        return list(answer["found"])
 
     async def more_than(
         self, before: Mapping[str, int], pid: int, bound: float, between: Between | None = None
