@@ -84,111 +84,110 @@ async def neighbour_at_work(at: Pair, directory: Path) -> AsyncIterator[None]:
     assert at.crossed({"A": "", "B": done.text + done.log}) == []
 
 
-class TestAtTheSameTime:
-    """Both are at work; nothing of one is with the other."""
+@pytest.mark.asyncio
+async def test_the_same_names_at_the_same_time_and_nothing_crosses(tmp_path: Path) -> None:
+    """Our rule: settings, secrets, tool servers, tools, states and answers are each installation's own.
 
-    @pytest.mark.asyncio
-    async def test_the_same_names_at_the_same_time_and_nothing_crosses(self, tmp_path: Path) -> None:
-        """Our rule: settings, secrets, tool servers, tools, states and answers are each installation's own.
-
-        Both turns are open from the first step to the last, which they take in turn.
-        """
-        async with pair(tmp_path) as at:
-            assert at.worker.pid("A") == at.worker.pid("B")
-            gates = {(uid, step): tmp_path / f"{uid}-{step}" for step in ("tool", "end") for uid in "AB"}
-            chats = {
-                (uid, chat): Chat(
-                    each.stream(
-                        f"environ {VARIABLE}\nsay {uid} in {chat} begun\nuntil {gates[uid, 'tool']}\n"
-                        f'tool echo {{"who": "{uid}", "chat": "{chat}"}}\nuntil {gates[uid, "end"]}\nsay whole',
-                        run_id=f"run of {chat}",
-                        conversation=chat,
-                        form={**TOOLS, "keep_warm": 300 if uid == "A" else 0},
-                    )
+    Both turns are open from the first step to the last, which they take in turn.
+    """
+    async with pair(tmp_path) as at:
+        assert at.worker.pid("A") == at.worker.pid("B")
+        gates = {(uid, step): tmp_path / f"{uid}-{step}" for step in ("tool", "end") for uid in "AB"}
+        chats = {
+            (uid, chat): Chat(
+                each.stream(
+                    f"environ {VARIABLE}\nsay {uid} in {chat} begun\nuntil {gates[uid, 'tool']}\n"
+                    f'tool echo {{"who": "{uid}", "chat": "{chat}"}}\nuntil {gates[uid, "end"]}\nsay whole',
+                    run_id=f"run of {chat}",
+                    conversation=chat,
+                    form={**TOOLS, "keep_warm": 300 if uid == "A" else 0},
                 )
-                for uid, each in at.tenants.items()
-                for chat in ("one", "two")
-            }
-            for (uid, chat), reading in chats.items():
-                await reading.shown(f"{uid} in {chat} begun")
-            for uid, step in gates:
-                gates[uid, step].touch()
-                for chat in ("one", "two"):
-                    await chats[uid, chat].shown("structuredContent" if step == "tool" else "whole")
-            told = dict.fromkeys("AB", "")
-            for (uid, chat), reading in chats.items():
-                done = await reading.whole()
-                assert re.fullmatch(rf"{at.tenants[uid].value}{uid} in {chat} begun\{{.*\}}whole", done.text), done.text
-                told[uid] += done.text + done.log
-            for uid, each in at.tenants.items():
-                calls = [data for action, data in each.host.calls if action == "call_tool"]
-                wanted = [("run of one", {"who": uid, "chat": "one"}), ("run of two", {"who": uid, "chat": "two"})]
-                assert sorted((call["run_id"], call["parameters"]) for call in calls) == wanted
-                assert {value["value"] for value in each.host.state.values()} == {"s-1"}
-            assert at.tenants["A"].host.state.keys().isdisjoint(at.tenants["B"].host.state)
-            assert at.tenants["A"].processes(), "one keeps its sessions,"
-            await poll(lambda: at.tenants["B"].processes() == {})
-            servers = [await each.run("mcp", run_id="servers", conversation="three") for each in at.both]
-            for each, done in zip(at.both, servers, strict=True):
-                assert each.address in done.text
-                told[each.uid] += done.text + done.log
-            assert at.crossed(told) == []
+            )
+            for uid, each in at.tenants.items()
+            for chat in ("one", "two")
+        }
+        for (uid, chat), reading in chats.items():
+            await reading.shown(f"{uid} in {chat} begun")
+        for uid, step in gates:
+            gates[uid, step].touch()
+            for chat in ("one", "two"):
+                await chats[uid, chat].shown("structuredContent" if step == "tool" else "whole")
+        told = dict.fromkeys("AB", "")
+        for (uid, chat), reading in chats.items():
+            done = await reading.whole()
+            assert re.fullmatch(rf"{at.tenants[uid].value}{uid} in {chat} begun\{{.*\}}whole", done.text), done.text
+            told[uid] += done.text + done.log
+        for uid, each in at.tenants.items():
+            calls = [data for action, data in each.host.calls if action == "call_tool"]
+            wanted = [("run of one", {"who": uid, "chat": "one"}), ("run of two", {"who": uid, "chat": "two"})]
+            assert sorted((call["run_id"], call["parameters"]) for call in calls) == wanted
+            assert {value["value"] for value in each.host.state.values()} == {"s-1"}
+        assert at.tenants["A"].host.state.keys().isdisjoint(at.tenants["B"].host.state)
+        assert at.tenants["A"].processes(), "one keeps its sessions,"
+        await poll(lambda: at.tenants["B"].processes() == {})
+        servers = [await each.run("mcp", run_id="servers", conversation="three") for each in at.both]
+        for each, done in zip(at.both, servers, strict=True):
+            assert each.address in done.text
+            told[each.uid] += done.text + done.log
+        assert at.crossed(told) == []
 
-    @pytest.mark.asyncio
-    async def test_both_are_asked_and_answered_at_once_and_told_only_their_own(self, tmp_path: Path) -> None:
-        """Our rule: an answer, and a message during the turn, belong to the installation whose chat they came from."""
-        async with pair(tmp_path) as at:
-            outcomes = await asked_at_once(at, ASKS, f"environ {VARIABLE}")
-            for uid, option in (("A", "yes"), ("B", "no")):
-                answered = [line["answer"]["outcome"] for line in at.tenants[uid].noted("answered")]
-                assert answered == [{"outcome": "selected", "optionId": option}]
-                assert "went on" in outcomes[uid].text
-            gate = tmp_path / "gate"
-            chats = [Chat(each.stream(f"say begun\nuntil {gate}", run_id="steered")) for each in at.both]
-            for each, chat in zip(at.both, chats, strict=True):
-                await chat.shown("begun")
-                each.host.steering.append(message(f"say {each.address} was steered"))
-                each.host.pulled.clear()
-            for each in at.both:
-                async with asyncio.timeout(BOUND):
-                    await each.host.pulled.wait()
-            gate.touch()
-            for each, chat in zip(at.both, chats, strict=True):
-                done = await chat.whole()
-                assert done.shown == ["begun", f"{each.address} was steered"]
-                outcomes[each.uid].results.extend(done.results)
-            assert at.crossed({uid: json.dumps([each.data for each in outcomes[uid].results]) for uid in "AB"}) == []
 
-    @pytest.mark.asyncio
-    @pytest.mark.ssh
-    async def test_over_ssh_each_works_on_its_own_machine(self, tmp_path: Path) -> None:
-        """Our rule: target, host key and private key are the run's own, at the same time and with the same names."""
-        with sshd(tmp_path / "sshd-A") as first, sshd(tmp_path / "sshd-B") as second:
-            servers = dict(zip("AB", (first, second), strict=True))
-            forms: dict[str, dict[str, Any]] = {}
-            for uid, server in servers.items():
-                (tmp_path / uid).mkdir()
-                agent = {"provider": "custom", "acp-command": scripted_agent(), "workspace": str(tmp_path / uid)}
-                there = {"ssh-target": server.target, "ssh-port": server.port, "ssh-known-hosts": server.known_hosts}
-                forms[uid] = {"location": "remote-ssh", "langbot-assets-enabled": False, **agent, **there}
-            plugins = {uid: {"ssh-private-key-secret": server.identity_file.read_text()} for uid, server in servers.items()}
-            async with sdk_worker(built(), tmp_path / "runtime", "pool", installations=plugins) as worker:
-                chats = {uid: Chat(worker.stream(f"who\nsay {uid}\nhang", uid=uid, config=forms[uid])) for uid in "AB"}
-                for uid, chat in chats.items():
-                    await chat.shown(f";{uid}")
-                    said = json.dumps([each.data for each in chat.results])
-                    (agent_pid,) = {int(found) for found in re.findall(r"pid=(\d+)", said)}
-                    assert [name for name, server in servers.items() if agent_pid in descendants(server.pid)] == [uid]
-                wrong = {**forms["A"], "ssh-port": second.port, "ssh-known-hosts": second.known_hosts}
-                done = await worker.run("say unheard", uid="A", run_id="wrong", conversation="other", config=wrong)
-                assert (done.reason, "unheard" in done.text) == ("error", False), "its key is worth nothing at the other's"
-                ours, theirs = (descendants(server.pid) for server in (first, second))
-                await worker.revoke("A")
-                assert revoked(await chats["A"].ended())
-                assert await gone({pid: start for pid, start in ours.items() if pid != first.pid}, GRACE)
-                assert set(hostile_trees.living(theirs)) == theirs.keys()
-                await chats["B"].end()
-                assert await gone(theirs, GRACE)
+@pytest.mark.asyncio
+async def test_both_are_asked_and_answered_at_once_and_told_only_their_own(tmp_path: Path) -> None:
+    """Our rule: an answer, and a message during the turn, belong to the installation whose chat they came from."""
+    async with pair(tmp_path) as at:
+        outcomes = await asked_at_once(at, ASKS, f"environ {VARIABLE}")
+        for uid, option in (("A", "yes"), ("B", "no")):
+            answered = [line["answer"]["outcome"] for line in at.tenants[uid].noted("answered")]
+            assert answered == [{"outcome": "selected", "optionId": option}]
+            assert "went on" in outcomes[uid].text
+        gate = tmp_path / "gate"
+        chats = [Chat(each.stream(f"say begun\nuntil {gate}", run_id="steered")) for each in at.both]
+        for each, chat in zip(at.both, chats, strict=True):
+            await chat.shown("begun")
+            each.host.steering.append(message(f"say {each.address} was steered"))
+            each.host.pulled.clear()
+        for each in at.both:
+            async with asyncio.timeout(BOUND):
+                await each.host.pulled.wait()
+        gate.touch()
+        for each, chat in zip(at.both, chats, strict=True):
+            done = await chat.whole()
+            assert done.shown == ["begun", f"{each.address} was steered"]
+            outcomes[each.uid].results.extend(done.results)
+        assert at.crossed({uid: json.dumps([each.data for each in outcomes[uid].results]) for uid in "AB"}) == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.ssh
+async def test_over_ssh_each_works_on_its_own_machine(tmp_path: Path) -> None:
+    """Our rule: target, host key and private key are the run's own, at the same time and with the same names."""
+    with sshd(tmp_path / "sshd-A") as first, sshd(tmp_path / "sshd-B") as second:
+        servers = dict(zip("AB", (first, second), strict=True))
+        forms: dict[str, dict[str, Any]] = {}
+        for uid, server in servers.items():
+            (tmp_path / uid).mkdir()
+            agent = {"provider": "custom", "acp-command": scripted_agent(), "workspace": str(tmp_path / uid)}
+            there = {"ssh-target": server.target, "ssh-port": server.port, "ssh-known-hosts": server.known_hosts}
+            forms[uid] = {"location": "remote-ssh", "langbot-assets-enabled": False, **agent, **there}
+        plugins = {uid: {"ssh-private-key-secret": server.identity_file.read_text()} for uid, server in servers.items()}
+        async with sdk_worker(built(), tmp_path / "runtime", "pool", installations=plugins) as worker:
+            chats = {uid: Chat(worker.stream(f"who\nsay {uid}\nhang", uid=uid, config=forms[uid])) for uid in "AB"}
+            for uid, chat in chats.items():
+                await chat.shown(f";{uid}")
+                said = json.dumps([each.data for each in chat.results])
+                (agent_pid,) = {int(found) for found in re.findall(r"pid=(\d+)", said)}
+                assert [name for name, server in servers.items() if agent_pid in descendants(server.pid)] == [uid]
+            wrong = {**forms["A"], "ssh-port": second.port, "ssh-known-hosts": second.known_hosts}
+            done = await worker.run("say unheard", uid="A", run_id="wrong", conversation="other", config=wrong)
+            assert (done.reason, "unheard" in done.text) == ("error", False), "its key is worth nothing at the other's"
+            ours, theirs = (descendants(server.pid) for server in (first, second))
+            await worker.revoke("A")
+            assert revoked(await chats["A"].ended())
+            assert await gone({pid: start for pid, start in ours.items() if pid != first.pid}, GRACE)
+            assert set(hostile_trees.living(theirs)) == theirs.keys()
+            await chats["B"].end()
+            assert await gone(theirs, GRACE)
 
 
 class TestNewSettings:
