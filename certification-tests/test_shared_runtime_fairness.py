@@ -2,7 +2,7 @@
 
 The measured machine is the daemon program's own in this process, whose agent says its first word after ``PACE``. The
 disturbing one is a real daemon with scripted agents (local protocol fixture) in processes of its own. Both are measured in one
-run: quiet before, disturbed, quiet after; nothing is compared with a clock of another day.
+run and by turns, quiet, disturbed and quiet again, so that what else the machine does is on both sides of the comparison.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ class Bench:
         """Results of the disturbing installation that were seen while the other one was measured."""
         self.begun = asyncio.Event()
         """Set once the disturbing installation is what it is meant to be."""
+        self.rounds = itertools.count()
+        """How often it was started."""
         self._numbers = itertools.count()
 
     async def first_word(self) -> float:
@@ -145,10 +147,26 @@ async def deaf(at: Bench, number: int) -> None:
         os.kill(at.loud.daemon.pid, signal.SIGCONT)
 
 
-async def again_and_again(disturb: Callable[[Bench, int], Any], at: Bench) -> None:
-    """Disturb until cancelled."""
-    for number in itertools.count():
-        await disturb(at, number)
+@contextlib.asynccontextmanager
+async def troubled(at: Bench, disturb: Callable[[Bench, int], Any]) -> AsyncIterator[None]:
+    """The disturbing installation is what it is meant to be, again and again, while the block runs."""
+
+    async def again_and_again() -> None:
+        while True:
+            await disturb(at, next(at.rounds))
+
+    at.begun.clear()
+    disturbing, begun = asyncio.create_task(again_and_again()), asyncio.create_task(at.begun.wait())
+    try:
+        async with asyncio.timeout(BOUND):
+            await asyncio.wait({disturbing, begun}, return_when=asyncio.FIRST_COMPLETED)
+        assert begun.done(), disturbing
+        yield
+        assert not disturbing.done(), disturbing
+    finally:
+        for task in (disturbing, begun):
+            task.cancel()
+        await asyncio.wait({disturbing, begun})
 
 
 @pytest.mark.asyncio
@@ -156,21 +174,15 @@ async def again_and_again(disturb: Callable[[Bench, int], Any], at: Bench) -> No
 async def test_a_neighbours_trouble_at_most_doubles_the_wait_for_the_first_word(disturb: Any, tmp_path: Path) -> None:
     """Our rule: each installation has its own buffers and its own turn in the loop; the medians of twenty are compared."""
     async with bench(tmp_path) as at:
-        quiet = await at.measured(TIMES // 2)
-        disturbing = asyncio.create_task(again_and_again(disturb, at))
-        begun = asyncio.create_task(at.begun.wait())
-        try:
-            async with asyncio.timeout(BOUND):
-                await asyncio.wait({disturbing, begun}, return_when=asyncio.FIRST_COMPLETED)
-            assert at.begun.is_set(), disturbing
-            disturbed = await at.measured(TIMES)
-            assert at.troubles > 0
-            assert not disturbing.done(), disturbing
-        finally:
-            for task in (disturbing, begun):
-                task.cancel()
-            await asyncio.wait({disturbing, begun})
-        quiet += await at.measured(TIMES - len(quiet))
+        quiet = await at.measured(TIMES // 4)
+        disturbed: list[float] = []
+        for times in (TIMES // 2, TIMES // 4):
+            async with troubled(at, disturb):
+                disturbed += await at.measured(TIMES // 2)
+            await at.first_word()  # what was given up leaves before it is quiet again
+            quiet += await at.measured(times)
+        assert len(quiet) == len(disturbed) == TIMES
+        assert at.troubles > 0
         shown = f"quiet {statistics.median(quiet):.3f} s, disturbed {statistics.median(disturbed):.3f} s"
         print(f"{disturb.__name__}: {shown}")
         assert statistics.median(disturbed) <= MOST * statistics.median(quiet), shown
