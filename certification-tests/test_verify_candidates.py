@@ -635,7 +635,7 @@ class TestSuites:
             "import signal, sys\n"
             "from evidence import suites\n"
             "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
-            f"suites._run_all({commands!r}, {str(tmp_path)!r}, {{}})\n"
+            f"suites._run_all({commands!r}, {str(tmp_path)!r}, {{}}, 600.0)\n"
         )
         path = os.pathsep.join(str(ROOT / each) for each in ("shared", "scripts"))
         outer = subprocess.Popen(
@@ -652,6 +652,24 @@ class TestSuites:
         assert outer.stderr is not None
         outer.stderr.close()
         assert all(hostile_trees.start_time(pid) != time_of for pid, time_of in began.items())
+
+    def test_what_never_ends_is_a_failure_and_runs_no_more(self, tmp_path: Path) -> None:
+        """Our rule: every program of the evidence has a bound; the others started with it end, too."""
+        commands = [[sys.executable, "-c", f"import time; time.sleep({seconds})"] for seconds in (600, 601)]
+        with pytest.raises(Failed, match=r"did not end within 0\.2 s"):
+            suites._run_all(commands, tmp_path, {}, 0.2)
+        living = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        assert not [each for each in living if b"time.sleep(60" in Path(f"/proc/{each}/cmdline").read_bytes()]
+
+    def test_a_git_that_never_answers_is_a_refusal(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Our rule: the tree is not waited for without end."""
+        program = tmp_path / "git"
+        program.write_text("#!/bin/sh\nexec sleep 600\n", encoding="utf-8")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        monkeypatch.setattr(gate, "ANSWERED_WITHIN", 0.2)
+        with pytest.raises(Refused, match=r"no answer within 0\.2 s"):
+            gate.commit(tmp_path)
 
     def test_every_established_suite_is_chosen(self) -> None:
         """Our rule: whatever is called ``test_coding_*`` runs on the extraction."""

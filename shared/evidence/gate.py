@@ -12,6 +12,8 @@ from pathlib import Path
 
 from evidence import Refused
 
+ANSWERED_WITHIN = 300.0
+"""Seconds git may take for one question; it reads every file once, from a slow disk, too."""
 SHOWN = 5
 """Paths of a dirty tree that are named."""
 SOURCES = (".py", ".pyi", ".pth", ".so", ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".sh", ".txt", ".in", ".md")
@@ -25,9 +27,11 @@ def git(root: Path, *arguments: str, stdin: bytes = b"") -> bytes:
     command = ["git", "--no-optional-locks", "--no-replace-objects", *settings, "-C", str(root), *arguments]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        done = subprocess.run(command, input=stdin, capture_output=True, check=False, env=environment)
+        done = subprocess.run(command, input=stdin, capture_output=True, check=False, env=environment, timeout=ANSWERED_WITHIN)
     except FileNotFoundError:
         raise Refused("git is not installed") from None
+    except subprocess.TimeoutExpired:
+        raise Refused(f"git {arguments[0]}: no answer within {ANSWERED_WITHIN:g} s") from None
     if done.returncode != 0:
         words = " ".join(done.stderr.decode(errors="replace").split())
         raise Refused(f"git {arguments[0]}: {words}")

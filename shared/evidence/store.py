@@ -34,6 +34,8 @@ from langbot_plugin.utils.discover.engine import ComponentDiscoveryEngine
 from evidence import Failed
 from evidence.sdk_record import SDK
 
+IMPORTED_WITHIN = 120.0
+"""Seconds a process may take to import the SDK."""
 POLICY = PluginWorkerPolicy(max_cpus=1, max_memory_mb=1024, max_pids=256, max_open_files=1024, max_file_size_mb=64)
 
 
@@ -144,9 +146,19 @@ def sdk_of_a_worker(code: Path, path: Sequence[Path]) -> Path:
     """Where a process that starts as a worker does, in the package's directory and with this path, imports the SDK from."""
     command = [sys.executable, "-c", "import langbot_plugin; print(langbot_plugin.__file__)"]
     environment = {"PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        command, cwd=code, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    try:
+        done = subprocess.run(
+            command,
+            cwd=code,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=IMPORTED_WITHIN,
+        )
+    except subprocess.TimeoutExpired:
+        raise Failed(f"a worker does not import the SDK within {IMPORTED_WITHIN:g} s") from None
     if done.returncode != 0:
         raise Failed(f"a worker cannot import the SDK: {(done.stderr.splitlines() or [''])[-1]}")
     return Path(done.stdout.strip()).resolve()

@@ -28,6 +28,10 @@ INSTALLED_SUITES = "test_coding_*.py"
 SUITES = "certification-tests/"
 LAST_LINES = 15
 """Lines of a failed program that the reason quotes."""
+PROBED_WITHIN = 900.0
+"""Seconds all RPC probes together may take: half a minute on two idle cores, and each of their steps has a bound of its own."""
+TESTED_WITHIN = 7200.0
+"""Seconds a run of the suites may take, several times what two busy cores need."""
 INTERRUPTED = 30.0
 """Seconds interrupted programs get to end what they have started before they are killed."""
 SETTINGS = re.compile(r"PYTEST_|PYTHON(?!DONTWRITEBYTECODE)|CODING_|SUITE_PREPARE|SUITE_SERVES|REQUIRE_NSJAIL")
@@ -51,7 +55,7 @@ def probes(program: Path, extractions: Mapping[str, Path], root: Path, private: 
     Raises :class:`evidence.Failed` when it is not content with one.
     """
     commands = [[sys.executable, str(program), str(place)] for place in extractions.values()]
-    ended = _run_all(commands, root, {})
+    ended = _run_all(commands, root, {}, PROBED_WITHIN)
     return {
         name: _content(name, command, done, private) for name, command, done in zip(extractions, commands, ended, strict=True)
     }
@@ -82,7 +86,7 @@ def tests(
     """A run of pytest: counts, and the outcome of every test; what failed or did not run is named with its reason."""
     report = scratch / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *selection]
-    code, output, complaint = _run(command, root, {"SUITE_PREPARE": "1", **more})
+    ((code, output, complaint),) = _run_all([command], root, {"SUITE_PREPARE": "1", **more}, TESTED_WITHIN)
     outcomes: dict[str, list[dict[str, str]]] = {"passed": [], "failed": [], "skipped": []}
     for case in ET.parse(report).iter("testcase") if report.exists() else ():
         kind = "passed"
@@ -111,14 +115,13 @@ def shown(command: Sequence[str], private: Mapping[str, str]) -> str:
     return public(" ".join(["python3", *command[1:]] if command[0] == sys.executable else command), private)
 
 
-def _run(command: Sequence[str], root: Path, more: Mapping[str, str]) -> tuple[int, str, str]:
-    """Exit code and both outputs of a command."""
-    (ended,) = _run_all([command], root, more)
-    return ended
+def _run_all(
+    commands: Sequence[Sequence[str]], root: Path, more: Mapping[str, str], within: float
+) -> list[tuple[int, str, str]]:
+    """Exit code and both outputs of each command, all at once; when this is interrupted they are too, and have ended then.
 
-
-def _run_all(commands: Sequence[Sequence[str]], root: Path, more: Mapping[str, str]) -> list[tuple[int, str, str]]:
-    """Exit code and both outputs of each command, all at once; when this is interrupted they are too, and have ended then."""
+    Raises :class:`evidence.Failed` when one has not ended ``within`` so many seconds; none runs then.
+    """
     with contextlib.ExitStack() as stack:
         started: list[tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]] = []
         stack.callback(lambda: _end([process for process, *_ in started]))
@@ -129,8 +132,14 @@ def _run_all(commands: Sequence[Sequence[str]], root: Path, more: Mapping[str, s
                 command, cwd=root, env=environment(more), stdin=subprocess.DEVNULL, stdout=output, stderr=complaint
             )
             started.append((process, output, complaint))
-        for process, *_ in started:
-            process.wait()
+        latest = time.monotonic() + within
+        try:
+            for process, *_ in started:
+                process.wait(max(0.0, latest - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise Failed(
+                f"what was run for the evidence did not end within {within:g} s: {Path(commands[0][-1]).name}"
+            ) from None
         return [(process.returncode, _said(output), _said(complaint)) for process, output, complaint in started]
 
 
