@@ -402,9 +402,9 @@ def demo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
 
 @pytest.mark.demo
 def test_one_message_lists_and_asks_and_says_how_to_answer(tmp_path: Path) -> None:
-    """Exit code 0, the policy on the first line, the answer, the whole request, how to answer it, nothing done."""
+    """Exit code 1 with the reason, the policy on the first line, the whole request, how to answer it, nothing done."""
     done = demo("--workspace", str(tmp_path), "--policy", "ask", "--say", QUESTION)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout.startswith("policy ask: ")
     assert "The workspace is empty." in done.stdout
     assert f"+{HELLO.strip()}" in done.stdout and "1. Allow once" in done.stdout
@@ -412,7 +412,20 @@ def test_one_message_lists_and_asks_and_says_how_to_answer(tmp_path: Path) -> No
     assert [line for line in lines if "--say 1" in line] and [
         line for line in lines if line.startswith("--policy allow-edits: ")
     ]
-    assert f"in {tmp_path}: nothing" in lines
+    assert lines[-2:] == [f"in {tmp_path}: nothing", "the agent's request was left without an answer"]
+
+
+@pytest.mark.demo
+def test_what_a_policy_leaves_open_is_not_answered_by_the_same_policy(tmp_path: Path) -> None:
+    """A single message whose command is asked about: nothing is run, and the advice is what would have allowed it."""
+    done = demo("--workspace", str(tmp_path), "--say", "run: touch made")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.startswith(
+        "policy allow-edits: files in the workspace are changed without asking; everything else is asked"
+    )
+    named = [line for line in own_lines(done.stdout) if line.startswith("--policy ")]
+    assert [line.split()[1] for line in named] == ["allow-all:", "deny:"]
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.demo
@@ -795,7 +808,7 @@ def test_a_request_that_nobody_answers_is_cancelled_and_told_at_once(tmp_path: P
     for terminal in terminals.values():
         terminal.expect("you> ")
         terminal.type("run: touch made\n")
-        assert "Time left: 1 min" in terminal.expect("you> ")
+        assert f"Time left: {EXPIRY} s;" in terminal.expect("you> ")
     for place, terminal in terminals.items():
         told = terminal.expect("you> ")
         assert "Nobody answered in time" in told and "touch made" in told
@@ -836,6 +849,29 @@ def test_stop_ends_the_turn_that_asks_and_the_chat_goes_on(place: str, tmp_path:
     assert "The workspace is empty." in terminal.expect("you> ")
     code, below = terminal.leave()
     assert code == 130
+    assert hostile_trees.gone(below, BOUND)
+
+
+@pytest.mark.demo
+def test_what_is_cancelled_the_moment_it_is_asked_cannot_be_allowed_any_more(tmp_path: Path) -> None:
+    """Ctrl-C before the run that shows a request has ended cancels the request, too."""
+    terminal = Terminal("--workspace", str(tmp_path))
+    terminal.expect("you> ")
+    for _ in range(10):
+        terminal.type("create made.txt\n")
+        terminal.expect("1. Allow once")
+        terminal.type("\x03")
+        if "(cancelled)" in terminal.expect("you> "):
+            break
+        terminal.type("/stop\n")  # the run was over before it was cancelled
+        terminal.expect("you> ")
+    else:
+        raise AssertionError("no run was cancelled while it showed its request")
+    terminal.type("1\n")
+    assert "made.txt" not in terminal.expect("you> ")
+    code, below = terminal.leave()
+    assert code == 130
+    assert not list(tmp_path.iterdir())
     assert hostile_trees.gone(below, BOUND)
 
 

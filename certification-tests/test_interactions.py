@@ -220,6 +220,16 @@ class TestShown:
             request = opened(approval("x" * size))
             assert ids(request.shown(language, 10)) == ids(request.shown("en_US", 99))
 
+    @pytest.mark.parametrize("language", texts.LANGUAGES)
+    def test_the_time_left_is_no_more_than_there_is(self, language: str) -> None:
+        """Our rule: below two minutes seconds are told, above them minutes; and no time makes the longest text longer."""
+        request = opened()
+        longest = utf16_units(request.shown(language, 10**9).text)
+        for left, told in ((30, "30"), (119, "119"), (120, "2"), (121, "3"), (3_600, "60")):
+            last = request.shown(language, left).description.split("\n\n")[-1]
+            assert re.findall(r"\d+", last)[-1:] == [told]
+        assert all(utf16_units(request.shown(language, left).text) <= longest for left in (1, 119, 120, 5_999_940))
+
     @given(LINES)
     def test_nothing_is_invisible_and_nothing_is_lost(self, text: str) -> None:
         """Our rule: shown text can be read back, and holds no control, format or blank look-alike character."""

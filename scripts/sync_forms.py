@@ -4,21 +4,30 @@
 A shared field (one that ``pkg/settings.py`` defines) is edited only in ``ACPAgentRunner``: in
 ``components/runner/default.yaml`` and, for the plugin form, in ``manifest.yaml``. A sibling keeps its own fields where they
 are, before or after the shared ones, and its own default of ``daemon-port``. With ``--check`` nothing is written: every file
-that is not up to date is named, and the exit code is 1 when there is one. Needs PyYAML and pydantic
-(``.venv/bin/python scripts/sync_forms.py``).
+that is not up to date is named, and the exit code is 1 when there is one.
 """
 
-from __future__ import annotations
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036 - said readably where an older Python would stop at a syntax error
+    sys.exit(f"This needs Python 3.11 or newer, {sys.executable} is {sys.version.split()[0]}. Try: python3.12 {sys.argv[0]}")
 
 import argparse
 import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
+from tooling import ROOT, SetupError, steps, venv
+
+if __name__ == "__main__":
+    try:
+        venv.enter(__file__)
+    except SetupError as exc:
+        steps.say(str(exc))
+        sys.exit(2)
+
 import yaml
 
-ROOT = Path(__file__).resolve().parent.parent
 SOURCE = "ACPAgentRunner"
 SIBLINGS = ("ClaudeCodeAgent", "CodexAgent")
 FORMS = ("components/runner/default.yaml", "manifest.yaml")
@@ -87,14 +96,17 @@ def main() -> int:
     """Write or check; the exit code."""
     parser = argparse.ArgumentParser(description="Copy the shared form fields into ClaudeCodeAgent and CodexAgent.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is not up to date")
+    parser.add_argument("--root", type=Path, default=ROOT, help="another copy of this repository than the script's own")
     arguments = parser.parse_args()
-    found = pending()
+    found = pending(arguments.root)
     for path, text in found.items():
         if arguments.check:
-            print(f"not up to date: {path.relative_to(ROOT)}")
+            print(f"not up to date: {path.relative_to(arguments.root)}")
         else:
             path.write_text(text, encoding="utf-8")
-            print(f"written: {path.relative_to(ROOT)}")
+            print(f"written: {path.relative_to(arguments.root)}")
+    if not found:
+        print(f"{', '.join(SIBLINGS)}: shared form fields identical to {SOURCE}")
     return 1 if arguments.check and found else 0
 
 

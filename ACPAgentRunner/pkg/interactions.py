@@ -84,13 +84,13 @@ class OpenRequest:
         """Which choices of an approval are open now; ``all`` for a question."""
         return self._steps.offers if isinstance(self._steps, ApprovalSteps) else "all"
 
-    def shown(self, language: str, minutes: int, surface: FormSurface | None = None) -> Shown:
-        """The current step; ``minutes`` are left until it expires.
+    def shown(self, language: str, seconds: int, surface: FormSurface | None = None) -> Shown:
+        """The current step; ``seconds`` are left until it expires.
 
         Where ``surface`` holds all that is left of a question, that is one form; :meth:`pressed` then takes what was sent with
         it, and a typed message still answers its first field.
         """
-        left = max(1, min(minutes, limits.INTERACTION_MINUTES))
+        left = max(1, min(seconds, limits.INTERACTION_SECONDS))
         if isinstance(self._steps, QuestionSteps):
             return self._steps.shown(language, left, surface)
         return self._steps.shown(language, left)

@@ -147,9 +147,9 @@ class ParkedTurn:
             self._noticed(event)
 
     @property
-    def minutes(self) -> int:
-        """Minutes until its deadline, rounded up."""
-        return max(1, math.ceil((self.until - time.monotonic()) / 60))
+    def seconds(self) -> int:
+        """Seconds until its deadline, rounded up."""
+        return max(1, math.ceil(self.until - time.monotonic()))
 
     def may_answer(self, actor: Actor, approvers: tuple[str, ...]) -> bool:
         """Whether ``actor`` is the requester, or an approver since it was asked who is one (``approvers``) still."""

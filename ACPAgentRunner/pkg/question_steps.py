@@ -70,35 +70,35 @@ class QuestionSteps:
         text = item.label if item is not None and len(self._fields) > 1 else self._event.message
         return words_of_agent(text or (item.label or item.name if item is not None else ""), limits.INTERACTION_NAME_CHARS)
 
-    def shown(self, language: str, minutes: int, surface: FormSurface | None = None) -> Shown:
-        step = self._step(language, minutes)
+    def shown(self, language: str, seconds: int, surface: FormSurface | None = None) -> Shown:
+        step = self._step(language, seconds)
         self._form = form = None if surface is None else self._form_for(surface)
-        shown = None if form is None else self._as_form(form, step, language, minutes)
+        shown = None if form is None else self._as_form(form, step, language, seconds)
         if shown is None:
             self._form = None
         return shown or step
 
-    def _step(self, language: str, minutes: int) -> Shown:
+    def _step(self, language: str, seconds: int) -> Shown:
         for question_chars in limits.INTERACTION_QUESTION_CHARS:
             for option_chars in limits.INTERACTION_OPTION_CHARS:
-                shown = self._composed(language, minutes, question_chars, option_chars, None)
+                shown = self._composed(language, seconds, question_chars, option_chars, None)
                 if fits(shown, self._room):
                     return shown
         offers = self._field.offers if self._field is not None else ()
         for listed in range(len(offers), -1, -1):
-            shown = self._composed(language, minutes, question_chars, option_chars, listed)
+            shown = self._composed(language, seconds, question_chars, option_chars, listed)
             if fits(shown, self._room):
                 break
         return shown
 
-    def _composed(self, language: str, minutes: int, question_chars: int, option_chars: int, listed: int | None) -> Shown:
+    def _composed(self, language: str, seconds: int, question_chars: int, option_chars: int, listed: int | None) -> Shown:
         count = len(self._fields)
         key = "interaction.ask_question" if count <= 1 else "interaction.ask_question_of"
         title = texts.render(key, language, {"number": self._number + 1, "count": count})
         asked = cut("\n\n".join(filter(None, (self._message, *self._told()))), question_chars)
         how, _ = self._how()
         blocks = [asked, *self._answers(language, option_chars, listed)]
-        return composed(title, blocks, self._buttons(language), language, minutes, reply=how, kind="choice")
+        return composed(title, blocks, self._buttons(language), language, seconds, reply=how, kind="choice")
 
     def _answers(self, language: str, option_chars: int, listed: int | None) -> list[str]:
         """How this step can be answered, as paragraphs."""
@@ -177,7 +177,7 @@ class QuestionSteps:
             return None
         return form_of(tuple(zip(form_ids(self._fields), self._fields, strict=True))[self._number :], surface)
 
-    def _as_form(self, form: Form, step: Shown, language: str, minutes: int) -> Shown | None:
+    def _as_form(self, form: Form, step: Shown, language: str, seconds: int) -> Shown | None:
         """The form, with the step that it begins with for whoever writes instead; ``None`` where that does not fit."""
         fields = form.fields(language, self._sound)
         if fields is None:
@@ -198,7 +198,7 @@ class QuestionSteps:
                     cut("\n\n".join(self._told()), question_chars),
                     *self._answers(language, option_chars, None),
                 ]
-                described = composed(title, blocks, (), language, minutes, reply=reply).description
+                described = composed(title, blocks, (), language, seconds, reply=reply).description
                 shown = Shown(title, described, (), step.text, "form", fields)
                 labels = "\n".join(item.label for item in fields)
                 if fits(shown, self._room) and self._room.admits(f"{title}\n\n{shown.description}\n\n{labels}"):

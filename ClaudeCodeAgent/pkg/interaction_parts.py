@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -141,7 +142,7 @@ def composed(
     blocks: Sequence[str],
     options: tuple[Option, ...],
     language: str,
-    minutes: int,
+    seconds: int,
     *,
     reply: str = "interaction.reply_number",
     kind: Literal["confirmation", "choice"] = "confirmation",
@@ -149,11 +150,17 @@ def composed(
     """A step of these paragraphs; how to answer and the time left stand below. Without buttons nobody is told to press one."""
 
     def whole(key: str) -> str:
-        last = (texts.render(key, language) if key else "", texts.render("interaction.expires", language, {"minutes": minutes}))
+        last = (texts.render(key, language) if key else "", _time_left(language, seconds))
         return "\n\n".join((*filter(None, blocks), " ".join(filter(None, last))))
 
     plain = whole("interaction.reply_number_only" if reply == "interaction.reply_number" else reply)
     return Shown(title, whole(reply), options, f"{title}\n\n{plain}", kind)
+
+
+def _time_left(language: str, seconds: int) -> str:
+    if seconds < limits.INTERACTION_SOON:
+        return texts.render("interaction.expires_soon", language, {"seconds": seconds})
+    return texts.render("interaction.expires", language, {"minutes": math.ceil(seconds / 60)})
 
 
 def fits(shown: Shown, room: Limit) -> bool:

@@ -106,7 +106,7 @@ class ApprovalSteps:
             extras = tuple(f"extra_{number}" for number in range(1, len(self._extras) + 1))
             room_left = limits.INTERACTION_BUTTONS - 4
             self._options = (ALLOW_ONCE, *session, DENY, DENY_WHY, *extras[:room_left])
-            if not all(self._composed(language, limits.INTERACTION_MINUTES, _EXTENTS[-1])[1] for language in texts.LANGUAGES):
+            if not all(self._composed(language, limits.INTERACTION_SECONDS, _EXTENTS[-1])[1] for language in texts.LANGUAGES):
                 self._body = None
         if self._body is None:
             self._options = (DENY, DENY_WHY)
@@ -151,17 +151,17 @@ class ApprovalSteps:
         whole = tuple((key, block) for key, block in parts if block is not None)
         return whole if len(whole) == len(parts) else None
 
-    def shown(self, language: str, minutes: int) -> Shown:
+    def shown(self, language: str, seconds: int) -> Shown:
         if self._writing:
-            return self._reason_step(language, minutes)
+            return self._reason_step(language, seconds)
         extents = _EXTENTS if self._body is not None else (*_EXTENTS, _LEAST)
         for extent in extents:
-            shown, whole = self._composed(language, minutes, extent)
+            shown, whole = self._composed(language, seconds, extent)
             if whole:
                 break
         return shown
 
-    def _composed(self, language: str, minutes: int, extent: _Extent) -> tuple[Shown, bool]:
+    def _composed(self, language: str, seconds: int, extent: _Extent) -> tuple[Shown, bool]:
         event = self._event
         title = texts.render(self._title_key(), language)
         blocks: list[str] = []
@@ -194,7 +194,7 @@ class ApprovalSteps:
             for number, (name, option) in enumerate(zip(self._options, options, strict=True), 1)
         ]
         blocks.append("\n".join(lines))
-        shown = composed(title, blocks, options, language, minutes)
+        shown = composed(title, blocks, options, language, seconds)
         return shown, fits(shown, self._room)
 
     def _title_key(self) -> str:
@@ -229,12 +229,12 @@ class ApprovalSteps:
     def _extra(self, name: str) -> Choice | None:
         return self._extras[int(name.removeprefix("extra_")) - 1] if name.startswith("extra_") else None
 
-    def _reason_step(self, language: str, minutes: int) -> Shown:
+    def _reason_step(self, language: str, seconds: int) -> Shown:
         title = texts.render("interaction.ask_reason", language)
         params = {"what": self.described(), "word": texts.render("interaction.cancel_word", language)}
         label = texts.render("interaction.deny_plain", language)
         blocks = [texts.render("interaction.ask_reason_of", language, params), f"{params['word']}: {label}"]
-        return composed(title, blocks, (Option(CANCEL, label, "danger"),), language, minutes, reply="")
+        return composed(title, blocks, (Option(CANCEL, label, "danger"),), language, seconds, reply="")
 
     # ---- what is answered
 

@@ -190,8 +190,8 @@ class Questions:
     async def _show(self, opened: Opened) -> None:
         self.shown = opened.interaction_id
         await self._remember(opened)
-        minutes = math.ceil((opened.until - time.monotonic()) / 60)
-        await show_step(self._run, opened.request, opened.interaction_id, opened.expires_at, minutes)
+        seconds = math.ceil(opened.until - time.monotonic())
+        await show_step(self._run, opened.request, opened.interaction_id, opened.expires_at, seconds)
 
     async def linger(self, opened: Opened, messages: MessageQueue) -> Decided | None:
         """What was decided by a message that was typed before the run could end; what comes behind it waits for its turn.
@@ -334,11 +334,11 @@ def told_outcome(outcome: Outcome, language: str) -> str:
     return f"{told}\n\n{outcome.said}" if outcome.said.strip() else told
 
 
-async def show_step(run: Owner, request: OpenRequest, interaction_id: str, expires_at: int, minutes: int) -> None:
+async def show_step(run: Owner, request: OpenRequest, interaction_id: str, expires_at: int, seconds: int) -> None:
     """Show the current step of a request, with buttons or as a form where the surface has them."""
     capable = run.ctx.delivery.interactions
     surface = None if capable is None else FormSurface(frozenset(capable.field_types), capable.max_fields)
-    shown = request.shown(run.language, minutes, surface)
+    shown = request.shown(run.language, seconds, surface)
     result = None
     if capable is not None and shown.rich:
         result = RunnerResult.interaction_requested(run.ctx.run_id, shown.request(interaction_id, expires_at))
@@ -360,7 +360,7 @@ async def show_further(run: Owner, turn: ParkedTurn, asked: Asked, wrong: Told |
     requester = identity.lasting_name(asked.authority, turn.requester)
     store = record_store(run.ctx, turn.conversation, replace(asked, actor=turn.requester))
     await store.save(_record(turn.request, turn.interaction_id, turn.allowance, requester, turn.expires_at))
-    await show_step(run, turn.request, turn.interaction_id, turn.expires_at, turn.minutes)
+    await show_step(run, turn.request, turn.interaction_id, turn.expires_at, turn.seconds)
 
 
 def _record(request: OpenRequest, interaction_id: str, allowance: str, who: str, expires_at: int) -> str:

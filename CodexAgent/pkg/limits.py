@@ -907,8 +907,11 @@ INTERACTION_FIELD_ID_CHARS: Final = 128
 INTERACTION_FORM_BYTES: Final = 64 * 1024
 """Bytes of a form's fields in escaped JSON: with its texts, the host takes 256 KiB (LangBot 4.11.2)."""
 
-INTERACTION_MINUTES: Final = 99_999
-"""The most minutes that are told: 69 days, so that the length of the text is known beforehand."""
+INTERACTION_SECONDS: Final = 99_999 * 60
+"""The most time that is told, as minutes: 69 days, so that the greatest length of the text is known beforehand."""
+
+INTERACTION_SOON: Final = 120
+"""Time below so many seconds is told in seconds: rounded up to minutes it would be told up to twice as long as it is."""
 
 ACTION_FENCE_CHARS: Final = 32
 """Marks of the longest code fence that text is cut at correctly (``text_split``)."""

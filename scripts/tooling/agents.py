@@ -65,17 +65,20 @@ class Agents:
         for old in WORK.glob(f"{self.family}-*"):
             shutil.rmtree(old)
         staged = WORK / f"{self.family}-unfinished.{os.getpid()}"
-        staged.mkdir(parents=True)
-        for name in ("package.json", "package-lock.json"):
-            shutil.copyfile(self.manifest / name, staged / name)
-        # Not `npm ci`: one agent has a package per platform, and registries that mirror only some platforms made the lock
-        # incomplete for the others, which `ci` refuses and `install` completes (by exact version).
-        steps.run(
-            ["npm", "install", "--ignore-scripts", "--no-save", "--no-audit", "--no-fund", "--loglevel=error"], cwd=staged
-        )
-        if self.rebuilt:
-            steps.run(["npm", "rebuild", "--loglevel=error", *self.rebuilt], cwd=staged)
-        staged.rename(target)
+        try:
+            staged.mkdir(parents=True)
+            for name in ("package.json", "package-lock.json"):
+                shutil.copyfile(self.manifest / name, staged / name)
+            # Not `npm ci`: one agent has a package per platform, and registries that mirror only some platforms made the lock
+            # incomplete for the others, which `ci` refuses and `install` completes (by exact version).
+            steps.run(
+                ["npm", "install", "--ignore-scripts", "--no-save", "--no-audit", "--no-fund", "--loglevel=error"], cwd=staged
+            )
+            if self.rebuilt:
+                steps.run(["npm", "rebuild", "--loglevel=error", *self.rebuilt], cwd=staged)
+            staged.rename(target)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
 
 
 ACP = Agents("acp-agents", LOCKS, "the real ACP agents", "1 GB", ("opencode-ai",))
@@ -111,7 +114,7 @@ def missing() -> str:
     """Why agents cannot be installed here, or the empty string."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
-        return f"Node.js {OLDEST_NODE} or newer with npm is not installed"
+        return f"Node.js {OLDEST_NODE} or newer with npm is not installed; install it and run this again"
     version = steps.run([node, "--version"]).strip()
     major = re.match(r"v(\d+)\.", version)
     if major is None or int(major[1]) < OLDEST_NODE:

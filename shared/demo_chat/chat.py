@@ -32,6 +32,7 @@ from demo_chat.packages import PACKAGES, Package
 from demo_chat.person import Lines
 from demo_chat.screen import Screen
 from demo_chat.workstation import LONGEST_BLIP, Workstation
+from pkg import limits
 from pkg.errors import SettingsError
 from pkg.settings import RunnerSettings, parse
 from testkit.sdk_worker import SdkWorker, built, sdk_worker
@@ -57,18 +58,15 @@ PACE = 0.03
 """Seconds between two words of the loopback model, so that streaming can be seen."""
 SLOW_PACE = 0.3
 """The same where its path is to be cut."""
+OPEN = "the agent's request was left without an answer"
+"""Why messages that end so have failed."""
 TICK = 0.2
 """Seconds between two looks at what the screen holds back."""
 IMPATIENCE = 3
 """How often Ctrl-C is pressed in vain before the demo ends at once."""
 INSTALLATION = "demo"
 PROMPT = "you> "
-UNANSWERED = (
-    "The agent waits for an answer, and nothing more is said here: leaving cancels that. Answer in the chat that opens without",
-    '--say, or with one more: --say 1, --say allow, --say "deny because …". Or decide beforehand:',
-    *(f"  --policy {name}: {meaning}" for name, meaning in POLICIES.items() if name != "ask"),
-)
-"""What is told when the last message leaves a request open."""
+STOP = "/stop"
 LOG_LINES = 20
 WARNING = re.compile(r"\[(?:WARNING|ERROR|CRITICAL)\]|^\S+ \S+ (?:WARNING|ERROR|CRITICAL) ")
 """A line of the runtime's log, or of the daemon's in it, that says more than what goes on."""
@@ -102,9 +100,12 @@ def options(arguments: Sequence[str]) -> Options:
     """Parse the command line; leaves with a usage text when it is wrong."""
     parser = argparse.ArgumentParser(
         prog="demo.py",
-        description="Talk to a coding agent through the real plugin, in this terminal. Ctrl-C cancels, twice it leaves.",
+        description="Talk to a coding agent through the real plugin, in this terminal. Ctrl-C cancels what runs, "
+        "twice it leaves; while the agent waits for your answer /stop cancels.",
     )
-    parser.add_argument("--workspace", type=Path, metavar="DIR", help="where the agent works (default: a new directory)")
+    parser.add_argument(
+        "--workspace", type=Path, metavar="DIR", help="where the agent works, a directory that exists (default: a new one)"
+    )
     parser.add_argument(
         "--policy",
         choices=POLICIES,
@@ -114,20 +115,25 @@ def options(arguments: Sequence[str]) -> Options:
         "--approval-timeout",
         type=int,
         metavar="SECONDS",
-        help="how long the agent waits for an answer of yours before it gives up",
+        help="how long the agent waits for an answer of yours before it gives up, "
+        f"{limits.APPROVAL_SECONDS_MIN} to {limits.APPROVAL_SECONDS_MAX}",
     )
     named = ", ".join(f"acp:{name}" for name in presets.PRESETS)
     own = ", ".join(PACKAGES)
+    either = " or ".join(PACKAGES)
     parser.add_argument("--agent", help=f"{own}, {named}, or a command that speaks ACP (default: {DEMO_AGENT})")
     parser.add_argument(
-        "--fixture", action="store_true", help=f"with --agent {own}: the real program, pinned, on a loopback model, no account"
+        "--fixture",
+        action="store_true",
+        help=f"with --agent {either}: the real program, pinned, on a loopback model, no account",
     )
     parser.add_argument(
         "--say",
         action="append",
         default=[],
         metavar="TEXT",
-        help="send one message, show the answer and leave; fails unless there is one. Given again it is the next message of "
+        help="send one message, show the answer and leave; fails unless there is one and nothing is left to be answered. "
+        "Given again it is the next message of "
         "the same conversation, so that --say 1 allows what the one before made the agent ask",
     )
     parser.add_argument(
@@ -155,7 +161,7 @@ def options(arguments: Sequence[str]) -> Options:
     if given.blip is not None and not (math.isfinite(given.blip) and 0 < given.blip <= LONGEST_BLIP):
         parser.error(f"--blip needs a number of seconds, at most {LONGEST_BLIP:g}: a job outlives no longer cut")
     if given.fixture and given.agent not in PACKAGES:
-        parser.error(f"--fixture needs --agent {own}")
+        parser.error(f"--fixture needs --agent {either}")
     if given.approval_timeout is not None:
         try:
             parse(RunnerSettings, {"approval-timeout": given.approval_timeout})
@@ -264,6 +270,24 @@ def workstation(
     )
 
 
+def described(policy: str, *, answered: bool) -> str:
+    """What a policy means in a conversation in which somebody answers what is asked, or nobody can."""
+    if answered or policy not in ("ask", "allow-edits"):
+        return POLICIES[policy]
+    edits = "" if policy == "ask" else "files in the workspace are changed without asking; "
+    return f"{edits}everything {'' if policy == 'ask' else 'else '}is asked about, and one more --say answers it"
+
+
+def unanswered(policy: str) -> list[str]:
+    """What is told when the last message leaves a request open under this policy."""
+    others = [name for name in POLICIES if name not in ("ask", policy, *(("allow-edits",) if policy == "allow-all" else ()))]
+    return [
+        "The agent waits for an answer, and nothing more is said here: leaving cancels that. Answer in the chat that opens",
+        'without --say, or with one more: --say 1, --say allow, --say "deny because …". Or decide beforehand:',
+        *(f"  --policy {name}: {POLICIES[name]}" for name in others),
+    ]
+
+
 class Interrupts:
     """Ctrl-C as calls into the loop. The signal stays blocked, also in the worker, so that it ends nothing by itself.
 
@@ -339,6 +363,9 @@ class Chat:
         if self._machine is not None:
             await self._machine.answer_ended()
         if self._run.cancelled():
+            if self._host.asking and text != STOP:
+                # Shown just before the run was cancelled: nothing that is cancelled can be allowed any more.
+                await self.send(STOP)
             return False
         self._run.result()
         return bool(self._screen.answer.strip()) and not self._screen.problem
@@ -373,7 +400,7 @@ class Chat:
         return True
 
     async def tell(self, messages: Sequence[str]) -> bool:
-        """Send these messages, as long as each is answered; whether all of them were."""
+        """Send these messages, as long as each is answered; whether all of them were, and no request is left open."""
         for text in messages:
             if len(messages) > 1:
                 self._screen.ask(PROMPT)
@@ -381,9 +408,9 @@ class Chat:
             if not await self.send(text):
                 return False
         if self._host.asking:
-            for line in UNANSWERED:
+            for line in unanswered(self._form["approval-policy"]):
                 self._screen.note(line)
-        return True
+        return not self._host.asking
 
     async def talk(self, lines: Lines) -> None:
         """Send every line that is typed, until there are no more."""
@@ -396,12 +423,12 @@ class Chat:
                 await self.send(line)
 
 
-async def converse(chosen: Options, out: TextIO, log: Path, base: Path) -> int:
-    """The whole demo; the exit code."""
+async def converse(chosen: Options, out: TextIO, log: Path, base: Path, pinned: Path | None) -> int:
+    """The whole demo, with the ``pinned`` program of ``--fixture``; the exit code."""
     screen = Screen(out, color=out.isatty() and os.environ.get("TERM", "dumb") != "dumb")
     workspace = chosen.workspace or Path(tempfile.mkdtemp(prefix="coding-demo-"))
     own = chosen.own_package
-    print(f"policy {chosen.policy}: {POLICIES[chosen.policy]}", file=out)
+    print(f"policy {chosen.policy}: {described(chosen.policy, answered=len(chosen.say) != 1)}", file=out)
     print(f"agent {chosen.agent or DEMO_AGENT} in {workspace}", file=out, flush=True)
     this = asyncio.current_task()
     assert this is not None
@@ -414,9 +441,9 @@ async def converse(chosen: Options, out: TextIO, log: Path, base: Path) -> int:
         home.mkdir()
         accounts = credentials() if chosen.agent else {}
         command = agent_command(chosen) if own is None else (own.program,)
-        if own is not None and chosen.fixture:
+        if own is not None and pinned is not None:
             accounts = dict(await stack.enter_async_context(own.fixture(home, PACE if chosen.blip is None else SLOW_PACE)))
-            command = (str(await asyncio.to_thread(own.pinned)),)
+            command = (str(pinned),)
         machine = None
         if chosen.place == "daemon":
             machine = workstation(chosen, command, workspace, home, base, screen, accounts)
@@ -448,8 +475,9 @@ async def converse(chosen: Options, out: TextIO, log: Path, base: Path) -> int:
         answered = await chat.tell(chosen.say)
         screen.note(f"in {workspace}: {_listing(workspace)}")
         if not answered:
-            screen.note(screen.problem or "there was no answer")
-            _show_log(log, out, all_of_it=not screen.explained)
+            screen.note(screen.problem or (OPEN if host.asking else "there was no answer"))
+            if screen.problem or not host.asking:
+                _show_log(log, out, all_of_it=not screen.explained)
         return 0 if answered else 1
 
 
@@ -475,6 +503,12 @@ def _show_log(log: Path, out: TextIO, *, all_of_it: bool) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Run the demo with these arguments."""
     chosen = options(arguments)
+    try:
+        # While what is downloaded can still be told, and interrupted.
+        pinned = chosen.own_package.pinned() if chosen.fixture and chosen.own_package is not None else None
+    except SetupError as exc:
+        steps.say(str(exc))
+        return 2
     Interrupts.block()
     with tempfile.TemporaryDirectory(prefix="demo-", ignore_cleanup_errors=True) as directory:
         base = Path(directory)
@@ -484,7 +518,7 @@ def main(arguments: Sequence[str]) -> int:
             for descriptor in (1, 2):  # the runtime and its worker talk a lot
                 os.dup2(file.fileno(), descriptor)
             try:
-                return asyncio.run(converse(chosen, out, log, base))
+                return asyncio.run(converse(chosen, out, log, base, pinned))
             except asyncio.CancelledError:
                 return 130
             except SetupError as exc:
