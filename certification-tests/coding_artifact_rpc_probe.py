@@ -72,6 +72,8 @@ def main() -> int:
             print(f"{given.name}: no package ({type(exc).__name__})", file=sys.stderr)
             return 2
         os.environ["CODING_RUNNER_PACKAGE"] = name
+        # Where the runtime that this process is keeps what it transfers: not where it happens to be started.
+        os.environ["LANGBOT_PLUGIN_FILE_STORAGE_DIR"] = str(scratch / "rpc-transfer")
         sys.dont_write_bytecode = True
         sys.path.insert(0, str(extracted))
 

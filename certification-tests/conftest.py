@@ -18,6 +18,7 @@ import dataclasses
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -44,6 +45,9 @@ MARKERS = {
 }
 LEFTOVER_GRACE = 5.0
 """Seconds a test's last child gets to leave before the test is blamed; only waited when there is one."""
+
+TRANSFERS = "LANGBOT_PLUGIN_FILE_STORAGE_DIR"
+"""The variable by which the SDK is told where files are kept while they are transferred."""
 
 SERVING = "serving"
 """The plugin's name where this process runs a sibling's tests: whoever asks for one has prepared what it needs."""
@@ -171,6 +175,10 @@ NEEDS: dict[str, Callable[[bool], str]] = {
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+    if TRANSFERS not in os.environ:
+        # The SDK's runtime, which these processes are, would keep them where the suite was started.
+        os.environ[TRANSFERS] = tempfile.mkdtemp(prefix="rpc-transfer-")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(TRANSFERS), ignore_errors=True))
     if package_roots.serving():
         config.pluginmanager.register(package_roots.Serving(MARKERS), SERVING)
     else:

@@ -89,11 +89,11 @@ class TestFirstStart:
     )
     @pytest.mark.asyncio
     async def test_three_lines_say_what_to_do(self, home: Path, arguments: tuple[str, ...]) -> None:
-        """Whatever one begins with: three steps in three lines, each a command that can be copied; nothing is made."""
+        """Whatever one begins with: what is missing, then three steps in three lines, each a command that can be copied."""
         code, output = await daemon(home, *arguments)
         assert code == 2
-        lines = output.splitlines()
-        assert len(lines) == 3
+        missing, *lines = output.splitlines()
+        assert missing == "No policy file yet, so nothing may run here."
         for line, command in zip(lines, ("init", "keygen", "check"), strict=True):
             assert f"{sys.executable} {daemon_rig.program()} {command}" in line
         assert str(policy_of(home)) in lines[0] and lines[2].endswith(" run")

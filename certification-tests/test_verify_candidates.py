@@ -95,7 +95,7 @@ def command(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
         timeout=280,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"} | {"LANGBOT_PLUGIN_FILE_STORAGE_DIR": ""},
     )
 
 
@@ -398,6 +398,18 @@ class TestPackages:
         data = built.read_bytes()
         envelopes.unsigned(data)
         assert set(envelopes.trial(data).statuses) == set(recheck.STATUSES)
+
+    def test_the_lines_of_the_page_sign_a_copy(self, built: Path, tmp_path: Path) -> None:
+        """Our rule: what an operator copies from the page works as it stands."""
+        page = (ROOT / "certification-tests" / "CODING-CANDIDATES.md").read_text(encoding="utf-8")
+        (lines,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+        shutil.copyfile(built, tmp_path / "candidate.lbpkg")
+        (tmp_path / "signing.key").write_bytes(os.urandom(32))
+        done = subprocess.run(
+            [sys.executable, "-c", lines], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100
+        )
+        assert (done.returncode, done.stdout) == (0, "valid\n"), done.stderr
+        assert certification.verify_archive((tmp_path / "signed.lbpkg").read_bytes(), lambda _: None).status == "unknown_key"
 
     def test_a_signed_archive_is_no_candidate(self, built: Path) -> None:
         """The other side: an archive with an envelope, or any other comment, is refused."""
@@ -859,6 +871,11 @@ class TestFrozen:
         """Our rule: nothing is written into the repository; no publication, no signature, no change of the SDK."""
         assert frozen.is_dir()
         assert gate.git(clone, "status", "--porcelain") == b""
+        # Git sees no empty directory.
+        assert {each.name for each in clone.iterdir()} == {path.partition("/")[0] for path in gate.tracked(clone)} | {
+            ".git",
+            ".venv",
+        }
         assert sdk_record.verify().files > 100
 
 

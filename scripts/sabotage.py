@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
         for each in table:
             print(f"{each.name}\n    {each.file}\n    - {each.old}\n    + {each.new}\n    {', '.join(each.tests)}")
         return 0
-    steps.say(f"{len(table)} sabotages; first their tests on untouched copies ...")
+    steps.say(f"{len(table)} sabotage{'' if len(table) == 1 else 's'}; first their tests on untouched copies ...")
     try:
         with trials.Runner(venv.development()) as runner:
             return trials.run(table, runner, say=functools.partial(print, flush=True))

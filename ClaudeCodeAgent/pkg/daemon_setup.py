@@ -43,9 +43,9 @@ Commands = Mapping[str, tuple[str, ...]]
 
 
 def first_steps(program: str, policy: Path, options: str = "") -> str:
-    """What to do on a machine where nothing is set up: three lines. ``options`` follow every command."""
+    """What to do on a machine where nothing is set up, a line for each step. ``options`` follow every command."""
     return (
-        f"No policy file yet, so nothing may run here. 1. {program} init{options} writes {policy}: "
+        f"No policy file yet, so nothing may run here.\n1. {program} init{options} writes {policy}: "
         "fill in the hub's address, your directories and your agents\n"
         f"2. {program} keygen{options} makes this machine's key out of the token in the plugin's form (daemon-token)\n"
         f"3. {program} check{options} says whether all of it can be used; then start it: {program} run{options}"
@@ -202,8 +202,8 @@ key_file = "daemon.key"
 # the command written here is started.
 {agents}
 # Each agent may also have:
-# driver = {_toml(driver)}                    # where the package has several
+{f"# driver = {_toml(driver)}":<36}# where the package has several
 # workspaces = ["~/src/one"]        # fewer directories than the common ones
-# environment = ["OPENAI_API_KEY"]  # further variables of the daemon's own environment
+# environment = ["MY_SETTING"]      # further variables of the daemon's own environment
 # max_jobs = 1                      # fewer jobs at once
 """

@@ -1,6 +1,6 @@
 """Trying sabotages: a copy of the sources, one wrong line in it, and whether the suite's own test says so.
 
-A sabotage counts as caught only when a named test of it, which is green on the untouched copy, *fails an assertion*: a run that
+A sabotage counts as caught only when a named test of it, which is green on the untouched copy, *fails an assertion* or waits longer than its bound: a run that
 cannot collect or set up its tests, skips them, or stumbles over a name or type that the wrong line broke proves nothing.
 
 Guarantees: the working copy is never written to; each copy is as it was after every trial; everything that a test started is
@@ -464,5 +464,5 @@ def run(table: Sequence[Sabotage], runner: Runner, root: Path = ROOT, say: Calla
     if bad:
         say(f"{len(bad)} of {len(table)} sabotages were not caught ({took}): {', '.join(bad)}")
         return 1
-    say(f"all {len(table)} sabotages were caught ({took})")
+    say(f"{f'all {len(table)} sabotages were' if len(table) != 1 else 'the sabotage was'} caught ({took})")
     return 0

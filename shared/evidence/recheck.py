@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from evidence import Failed, archives, hashes, summary
+from evidence import Failed, Refused, archives, hashes, summary
 
 PACKAGES = ("ACPAgentRunner", "ClaudeCodeAgent", "CodexAgent")
 TOPOLOGY = "topology-reassessment"
@@ -36,7 +36,7 @@ STATUSES = (
 def check(directory: Path) -> dict[str, Any]:
     """Counts of what was checked; raises :class:`evidence.Failed` with the first thing that does not hold."""
     if not directory.is_dir():
-        raise Failed("there is no such directory")
+        raise Refused(f"there is no directory {directory}")
     try:
         files = hashes.check(directory)
         return {"files": files, f"{hashes.NAME}_sha256": hashes.own(directory), **_agrees(directory)}
