@@ -1,7 +1,8 @@
 """Trying sabotages: a copy of the sources, one wrong line in it, and whether the suite's own test says so.
 
-A sabotage counts as caught only when a named test of it, which is green on the untouched copy, *fails an assertion* or waits longer than its bound: a run that
-cannot collect or set up its tests, skips them, or stumbles over a name or type that the wrong line broke proves nothing.
+A sabotage counts as caught only when a named test of it, which is green on the untouched copy, *fails an assertion* or waits
+longer than its bound: a run that cannot collect or set up its tests, skips them, or stumbles over a name or type that the wrong
+line broke proves nothing.
 
 Guarantees: the working copy is never written to; each copy is as it was after every trial; everything that a test started is
 gone before the next trial (:mod:`tooling.nursery`).
