@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 from collections.abc import Iterator
 
 import pytest
@@ -225,14 +226,54 @@ async def test_busy_counts_every_installations_runs(monkeypatch: pytest.MonkeyPa
     """Host fact: the limit is the process's, one connection for all."""
     monkeypatch.setattr(limits, "RUNS_PER_PROCESS", 2)
     runs = [Run(), Run()]
-    installation(binding()).runs["a"] = runs[0]
-    assert not installations.busy()
-    installation(binding(installation_uuid="B")).runs["b"] = runs[1]
-    assert installations.busy()
+    here, there = installation(binding()), installation(binding(installation_uuid="B"))
+    here.runs["a"] = runs[0]
+    assert not installations.busy(here, pooled=False)
+    there.runs["b"] = runs[1]
+    assert installations.busy(here, pooled=False)
     for run in runs:
         run.over.set()
     await revoke(binding())
     await revoke(binding(installation_uuid="B"))
+
+
+@pytest.mark.asyncio
+async def test_nobody_gets_all_of_a_process_that_serves_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our rule: in the pool an installation has its share, whether or not others are at work; elsewhere it has all."""
+    monkeypatch.setattr(limits, "RUNS_PER_INSTALLATION", 1)
+    run = Run()
+    here = installation(binding())
+    here.runs["a"] = run
+    assert installations.busy(here, pooled=True)
+    assert not installations.busy(here, pooled=False)
+    assert not installations.busy(installation(binding(installation_uuid="B")), pooled=True)
+    run.over.set()
+    await revoke(binding())
+    await revoke(binding(installation_uuid="B"))
+
+
+@pytest.mark.asyncio
+async def test_one_thing_that_cannot_be_let_go_of_keeps_nothing_else() -> None:
+    """Our rule: at a revocation everything is dropped and everything ends, whatever one step raises; that is not hidden."""
+    found = installation(binding())
+    let_go: list[str] = []
+
+    def broken() -> None:
+        raise ZeroDivisionError("broken")
+
+    for name in ("one", "other"):
+        found.hold(functools.partial(let_go.append, name))
+        found.hold(broken)
+    run, arriving = Run(), Run()
+    found.runs["a"], found.arriving["b"] = run, arriving
+    for each in (run, arriving):
+        each.over.set()
+    with pytest.raises(ZeroDivisionError):
+        await revoke(binding())
+    assert sorted(let_go) == ["one", "other"]
+    assert run.revoked.is_set() and arriving.revoked.is_set()
+    assert installation(binding()) is not found
+    await revoke(binding())
 
 
 @pytest.mark.asyncio

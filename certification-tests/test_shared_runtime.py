@@ -255,6 +255,25 @@ class TestRevocation:
             await revoked_in_its_turn(at, tmp_path)
 
     @pytest.mark.asyncio
+    async def test_before_its_run_has_begun(self, tmp_path: Path) -> None:
+        """Our rule: a run that waits for the host to say what its message answers ends, too, and nothing is made for it."""
+        async with pair(tmp_path) as at:
+            a, pid = at.tenants["A"], at.worker.pid("A")
+            before = await at.watch.inventory(pid)
+            host = at.worker.core.hosts["A"] = HoldingHost("state_get")
+            ours = Chat(a.stream("1", run_id="late"))
+            async with asyncio.timeout(BOUND):
+                await host.called.wait()
+            await at.worker.revoke("A")
+            host.let.set()
+            assert revoked(await ours.ended())
+            await poll(lambda: b": parked" in a.home.log.read_bytes())
+            assert a.prompts() == ["say here"]
+            assert a.processes() == {}
+            assert await at.watch.more_than(before, pid, GRACE) == {}
+            assert await at.watch.settled(lambda: at.watch.anywhere(pid, *a.canaries, uid="A"), GRACE_OF_TIMERS) == {}
+
+    @pytest.mark.asyncio
     async def test_while_a_request_waits_for_its_answer(self, tmp_path: Path) -> None:
         """Our rule: the parked turn is over and its agent gone, a late answer reaches nobody; the other's waits on."""
         async with pair(tmp_path) as at:
@@ -519,3 +538,26 @@ async def test_fifty_installations_with_a_hundred_runs_at_once(tmp_path: Path) -
         assert await settled() == {}
         assert await watch.more_than(before, worker.pid("base"), GRACE) == {}
         assert watch.sizes["shared"] <= objects * (1 + NOISE), (objects, watch.sizes)
+
+
+@pytest.mark.asyncio
+async def test_nobody_gets_all_runs_of_the_process(tmp_path: Path) -> None:
+    """Our rule: an installation whose machine is off and whose chats all write is told that it is busy, and no other."""
+    port = free_port()
+    forms = {uid: plugin_form(port, secrets.token_hex(32)) for uid in "AB"}
+    form = {"provider": "custom", "location": "daemon", "daemon-id": "laptop", "daemon-connect-timeout": 300}
+    async with sdk_worker(built(), tmp_path / "runtime", "pool", installations=forms) as worker:
+        runs = {
+            worker.start("hello", uid="A", run_id=f"a{number}", conversation=f"chat {number}", config=form)
+            for number in range(limits.RUNS_PER_INSTALLATION + 1)
+        }
+        try:
+            async with asyncio.timeout(BOUND * 2):
+                done, runs = await asyncio.wait(runs, return_when=asyncio.FIRST_COMPLETED)
+            assert ["coding.busy" in each.result().log for each in done] == [True]
+            theirs = await worker.run("hello", uid="B", config={**form, "daemon-connect-timeout": 1})
+            assert "coding.daemon_offline" in theirs.log
+        finally:
+            for each in runs:
+                each.cancel()
+            await asyncio.wait(runs)

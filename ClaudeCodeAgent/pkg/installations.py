@@ -18,6 +18,7 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 from collections.abc import Callable, Coroutine, Hashable
@@ -100,6 +101,8 @@ class Installation:
     def __init__(self, key: Hashable) -> None:
         """An installation with nothing running."""
         self.key = key
+        self.arriving: dict[str, Run] = {}
+        """Runs that do not work yet: what they are is still being found out, mostly from the host."""
         self.runs: dict[str, Run] = {}
         self.locks = Locks()
         self.paces = Paces()
@@ -146,15 +149,21 @@ class Installation:
     async def end(self) -> None:
         """Stop everything and wait until it is gone."""
         self.revoked = True
-        runs = list(self.runs.values())
-        for run in runs:
-            run.revoke()
-        for drop in list(self._drops):
-            drop()
-        self._drops.clear()
-        await asyncio.gather(*(run.ended() for run in runs))
-        await self.parked.end_all()
-        await self.warm.close_all()
+        runs = [*self.arriving.values(), *self.runs.values()]
+        # Last in, first out; each is done whatever the others raise.
+        async with contextlib.AsyncExitStack() as steps:
+            steps.push_async_callback(self._worked)
+            steps.push_async_callback(self.warm.close_all)
+            steps.push_async_callback(self.parked.end_all)
+            for run in runs:
+                steps.push_async_callback(run.ended)
+            for drop in self._drops:
+                steps.callback(drop)
+            self._drops.clear()
+            for run in runs:
+                run.revoke()
+
+    async def _worked(self) -> None:
         while self._work:
             await asyncio.wait(set(self._work))
 
@@ -177,9 +186,9 @@ def active_runs() -> int:
     return sum(len(each.runs) for each in _installations.values())
 
 
-def busy() -> bool:
-    """Whether this process should take no further run."""
-    return active_runs() >= limits.RUNS_PER_PROCESS
+def busy(here: Installation, *, pooled: bool) -> bool:
+    """Whether this process should take no further run ``here``: where others are, ``pooled``, nobody gets all of it."""
+    return active_runs() >= limits.RUNS_PER_PROCESS or (pooled and len(here.runs) >= limits.RUNS_PER_INSTALLATION)
 
 
 async def revoke(binding: Hashable | None) -> None:

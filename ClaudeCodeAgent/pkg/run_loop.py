@@ -145,6 +145,8 @@ class _Run:
         self.task: asyncio.Task[None] | None = None
         self.conversation = identity.conversation_of(ctx)
         self.judge: steering.Judge | None = None
+        self._arrived: Installation | None = None
+        """Where it can be revoked; it begins to work, and to hold anything, as one of :attr:`_installation`."""
         self._installation: Installation | None = None
         self._settings: RunnerSettings | None = None
         self._delivery: Delivery | None = None
@@ -214,8 +216,9 @@ class _Run:
                 if self._delivery is not None:
                     await self._delivery.aclose()
             finally:
-                if self._installation is not None:
-                    self._installation.runs.pop(self.ctx.run_id, None)
+                if self._arrived is not None:
+                    self._arrived.arriving.pop(self.ctx.run_id, None)
+                    self._arrived.runs.pop(self.ctx.run_id, None)
                 self._over.set()
 
     async def _guarded(self, steps: Coroutine[Any, Any, None]) -> CodingError | None:
@@ -305,6 +308,8 @@ class _Run:
             identity.check_allowed(actor, settings.allowed_actors)
         installation = installations.installation(authority.binding)
         installation.check()
+        # From here on its revocation ends this run, whatever it waits for.
+        self._arrived, installation.arriving[self.ctx.run_id] = installation, self
         self._detached = overflow.sender(self.runner, self.ctx, authority, installation)
         pressed = self.ctx.input.interaction if self.ctx.event.event_type == INTERACTION else None
         if pressed is None and controls.parse(self.text) is controls.Control.STOP:
@@ -335,13 +340,13 @@ class _Run:
         if isinstance(meant, Further):
             await asking.show_further(self, meant.turn, asked, meant.wrong)
             return
-        if installations.busy() and not isinstance(meant, Resumed):
+        if installations.busy(installation, pooled=authority.pooled) and not isinstance(meant, Resumed):
             raise Refused("coding.busy", retryable=True)
         if isinstance(meant, Resumed):
             # Whoever answers, the turn stays the requester's.
             asked = dataclasses.replace(asked, actor=meant.turn.requester)
         self._installation = installation
-        installation.runs[self.ctx.run_id] = self
+        installation.runs[self.ctx.run_id] = installation.arriving.pop(self.ctx.run_id)
         self.judge = judge = steering.Judge(asked.actor, settings.allowed_actors)
         self._questions = asking.Questions(self, asked)
         self._messages = MessageQueue(self.ctx, judge, self, self._steer)

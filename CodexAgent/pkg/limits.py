@@ -41,6 +41,9 @@ KILL_GRACE: Final = 2.0
 RUNS_PER_PROCESS: Final = 120
 """Active runs of one worker process before it says "busy": the host allows 128 actions in flight on its one connection."""
 
+RUNS_PER_INSTALLATION: Final = 40
+"""Of these, the most of one installation where a process serves several: two that want everything leave room for others."""
+
 LOOP_TICK: Final = 0.1
 """Seconds between two looks of the run loop at its clocks while the agent is silent."""
 

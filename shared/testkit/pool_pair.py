@@ -33,18 +33,19 @@ GRACE = 20.0
 
 
 class HoldingHost(HostActions):
-    """A host whose tools answer when they are let."""
+    """A host that answers one action, its tools' unless said otherwise, when it is let."""
 
-    def __init__(self) -> None:
+    def __init__(self, held: str = "call_tool") -> None:
         """Nothing was called, and nothing is let."""
         super().__init__()
+        self._held = held
         self.called = asyncio.Event()
         self.let = asyncio.Event()
         self.answered = self.given_up = 0
 
     async def call_action(self, action: Any, data: dict[str, Any], timeout: float = 15.0, **more: Any) -> dict[str, Any]:
-        """Hold a tool's answer back."""
-        if action.value == "call_tool":
+        """Hold the answer back."""
+        if action.value == self._held:
             self.called.set()
             try:
                 await self.let.wait()
