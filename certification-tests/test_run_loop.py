@@ -30,7 +30,7 @@ from pkg.agent_api import (
 from pkg.errors import AgentDied, ProcessCleanupUnconfirmed, SessionUnavailable
 from pkg.product import SpecInputs
 from pkg.settings import RunnerSettings
-from testkit.host_actions import message
+from testkit.host_actions import HoldingHost, message
 from testkit.run_harness import Harness, Outcome, harness
 from testkit.scripted_driver import ScriptedDriver, ScriptedSession, echo
 
@@ -1038,6 +1038,21 @@ async def test_revocation_ends_the_run_with_a_code_and_closes_its_session(tmp_pa
         done = await run
         assert done.reason == "coding.revoked"
         assert "Reference: " in done.terminal.data["error"]
+
+
+@pytest.mark.asyncio
+async def test_a_run_that_still_asks_the_host_ends_with_its_installation(tmp_path: Path) -> None:
+    """Our rule: what a message answers is found out by a run that can be revoked, too; no agent begins for it."""
+    host = HoldingHost("state_get")
+    async with harness(tmp_path, host=host) as h:
+        run = h.start("1", binding=binding())
+        async with asyncio.timeout(10):
+            await host.called.wait()
+            await installations.revoke(binding())
+            done = await run
+        assert done.reason == "coding.revoked"
+        assert h.driver.sessions == []
+        assert installations.active_runs() == 0
 
 
 @pytest.mark.asyncio

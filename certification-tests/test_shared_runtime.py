@@ -26,14 +26,13 @@ from testkit import hostile_trees, worker_graph
 from testkit.acp_harness import poll
 from testkit.cutting_proxy import CuttingProxy
 from testkit.daemon_sites import Site, plugin_form
-from testkit.host_actions import HostActions, message
+from testkit.host_actions import HoldingHost, HostActions, message
 from testkit.langbot_host import build_package
 from testkit.machines import machine
 from testkit.pool_pair import (
     GRACE,
     VARIABLE,
     Chat,
-    HoldingHost,
     Pair,
     Tenant,
     asked_at_once,

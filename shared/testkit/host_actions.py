@@ -97,6 +97,30 @@ class HostActions:
         return self.answer(action.value, data)
 
 
+class HoldingHost(HostActions):
+    """A host that answers one action, its tools' unless said otherwise, when it is let."""
+
+    def __init__(self, held: str = "call_tool") -> None:
+        """Nothing was called, and nothing is let."""
+        super().__init__()
+        self._held = held
+        self.called = asyncio.Event()
+        self.let = asyncio.Event()
+        self.answered = self.given_up = 0
+
+    async def call_action(self, action: Any, data: dict[str, Any], timeout: float = 15.0, **more: Any) -> dict[str, Any]:
+        """Hold the answer back."""
+        if action.value == self._held:
+            self.called.set()
+            try:
+                await self.let.wait()
+            except asyncio.CancelledError:
+                self.given_up += 1
+                raise
+            self.answered += 1
+        return await super().call_action(action, data, timeout, **more)
+
+
 def run_context(
     text: str = "hello",
     *,

@@ -19,7 +19,6 @@ from langbot_plugin.api.entities.builtin.runner.result import RunnerResult
 from testkit import hostile_trees, package_roots
 from testkit.daemon_rig import DAEMON_ID
 from testkit.daemon_sites import BOUND, Site, files_below, plugin_form
-from testkit.host_actions import HostActions
 from testkit.relay_rig import free_port, until
 from testkit.run_harness import Outcome
 from testkit.scripted_kinds import KINDS, Kind
@@ -30,30 +29,6 @@ VARIABLE = "AWS_CANARY"
 """The agent's variable with the installation's secret: a name that no driver keeps from its own program."""
 GRACE = 20.0
 """Seconds what belongs to a revoked installation gets to leave."""
-
-
-class HoldingHost(HostActions):
-    """A host that answers one action, its tools' unless said otherwise, when it is let."""
-
-    def __init__(self, held: str = "call_tool") -> None:
-        """Nothing was called, and nothing is let."""
-        super().__init__()
-        self._held = held
-        self.called = asyncio.Event()
-        self.let = asyncio.Event()
-        self.answered = self.given_up = 0
-
-    async def call_action(self, action: Any, data: dict[str, Any], timeout: float = 15.0, **more: Any) -> dict[str, Any]:
-        """Hold the answer back."""
-        if action.value == self._held:
-            self.called.set()
-            try:
-                await self.let.wait()
-            except asyncio.CancelledError:
-                self.given_up += 1
-                raise
-            self.answered += 1
-        return await super().call_action(action, data, timeout, **more)
 
 
 class Tenant(Site):

@@ -84,10 +84,12 @@ def _text(message: Mapping[str, Any]) -> str:
 class Harness:
     """One runner object with one driver and one host; runs may go on at the same time."""
 
-    def __init__(self, workspace: Path, driver: ScriptedDriver | None = None, **config: Any) -> None:
+    def __init__(
+        self, workspace: Path, driver: ScriptedDriver | None = None, *, host: HostActions | None = None, **config: Any
+    ) -> None:
         """``config`` are form values with underscores for hyphens."""
         self.driver = driver or ScriptedDriver()
-        self.host = HostActions()
+        self.host = host or HostActions()
         self.config: dict[str, Any] = {"workspace": str(workspace), "langbot-assets-enabled": False}
         self.config.update({name.replace("_", "-"): value for name, value in config.items()})
         self.runner = _Runner()  # type: ignore[no-untyped-call]
@@ -120,9 +122,11 @@ class Harness:
 
 
 @contextlib.asynccontextmanager
-async def harness(workspace: Path, driver: ScriptedDriver | None = None, **config: Any) -> AsyncIterator[Harness]:
+async def harness(
+    workspace: Path, driver: ScriptedDriver | None = None, *, host: HostActions | None = None, **config: Any
+) -> AsyncIterator[Harness]:
     """A harness that leaves nothing behind."""
-    made = Harness(workspace, driver, **config)
+    made = Harness(workspace, driver, host=host, **config)
     try:
         yield made
     finally:
