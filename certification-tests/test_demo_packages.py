@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,7 +57,10 @@ def test_an_agent_answers_without_an_account(agent: str, step: str, policy: str,
 @pytest.mark.parametrize("place", ["local", "daemon"])
 @pytest.mark.parametrize(("agent", "after"), ASKING)
 def test_an_agent_asks_in_the_chat_and_obeys(agent: str, after: str, place: str, tmp_path: Path) -> None:
-    """Its command waits for the next message, which allows it; the next command is denied, and the agent goes on without it."""
+    """Its command waits for the next message, which allows it; the next command is denied, and the agent goes on without it.
+
+    Vendor's rule: Claude Code keeps the output of commands by workspace below the temporary directory; with the demo it goes.
+    """
     options = ("--agent", agent, "--fixture", "--place", place, "--workspace", str(tmp_path))
     said = (
         "please [[ run touch made ;; say I made it ]]",
@@ -72,6 +76,8 @@ def test_an_agent_asks_in_the_chat_and_obeys(agent: str, after: str, place: str,
     assert "1. Allow once" in again and "touch denied" in again, done.stdout
     assert "Denied." in denied and after in denied, done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    kept = re.sub(r"[^A-Za-z0-9]", "-", str(tmp_path))
+    assert not list(Path(f"/tmp/claude-{os.getuid()}").glob(f"*{kept}*"))
 
 
 @pytest.mark.parametrize(("agent", "step", "policy"), AGENTS)

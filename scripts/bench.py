@@ -16,6 +16,11 @@ import asyncio
 
 from tooling import ROOT, SetupError, steps, venv
 
+VERDICT = (
+    "Each line has its goal beside it. The exit code is 1 when a measure is worse than twice its goal; a missed goal is told."
+)
+"""What a measurement comes to."""
+
 
 def main() -> int:
     """Prepare, measure, print; the exit code."""
@@ -28,14 +33,14 @@ def main() -> int:
     from benches import claude, codex, phases, relay, table, turn
 
     own = {"claude-code": claude.PHASES, "codex": codex.PHASES}
-    parser = argparse.ArgumentParser(description="Measure what the product costs, beside its goals.")
+    parser = argparse.ArgumentParser(description="Measure what the product costs, beside its goals.", epilog=VERDICT)
     commands = parser.add_subparsers(dest="command", required=True)
     benchmarks = {
         "turn": (turn.PHASES, turn.REPEATS, "one turn, many turns, many agents: time and memory"),
         "relay": (relay.PHASES, relay.REPEATS, "events of a remote agent: rate, latency, replay and memory"),
     }
     for name, (known, usual, text) in benchmarks.items():
-        command = commands.add_parser(name, help=text)
+        command = commands.add_parser(name, help=text, description=f"Measure {text}.", epilog=VERDICT)
         command.add_argument("--only", action="append", metavar="PHASE", help=f"only this; may be repeated: {', '.join(known)}")
         command.add_argument("--repeats", type=int, default=usual, help=f"repetitions of each (default {usual})")
         if name == "turn":

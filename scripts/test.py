@@ -32,6 +32,8 @@ def main(arguments: list[str]) -> int:
     os.chdir(ROOT)
     if not arguments:
         return lanes.run(lanes.whole(python), places=lanes.places())
+    if arguments[0] in ("-h", "--help"):
+        print(f"{__doc__}\nWhat follows is pytest's own help.\n", flush=True)
     if arguments[0] == "--compat":
         return lanes.compat_only(python, arguments[1:])
     return os.execv(python, [str(python), "-m", "pytest", *arguments])

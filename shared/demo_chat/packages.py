@@ -60,7 +60,8 @@ class Parrot(AnthropicFixture):
 @contextlib.asynccontextmanager
 async def _claude_fixture(home: Path, pace: float) -> AsyncIterator[Mapping[str, str]]:
     async with serving(Parrot(pace)) as fixture:
-        yield fixture.environment()
+        # Else it leaves a directory beside everybody's temporary files.
+        yield {**fixture.environment(), "CLAUDE_CODE_TMPDIR": str(home)}
 
 
 def _claude() -> Path:
