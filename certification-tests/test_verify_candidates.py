@@ -7,6 +7,7 @@ working copy made for this file.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -14,6 +15,7 @@ import os
 import py_compile
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -43,7 +45,7 @@ from evidence import (
     suites,
     summary,
 )
-from testkit import hostile_trees
+from testkit import hostile_trees, sdk_worker
 from tooling import ROOT, packages
 
 pytestmark = [pytest.mark.evidence, pytest.mark.timeout(300)]
@@ -168,6 +170,51 @@ class TestRefusals:
         with pytest.raises(Refused, match=rf"dirty.*{how}"):
             gate.commit(repository)
 
+    @pytest.mark.parametrize(
+        "how", ["a module", "a compiled module", "a package of compiled modules", "a link", "a repository of its own", "a mode"]
+    )
+    def test_whatever_could_be_read_and_is_no_commits_is_dirty(self, repository: Path, how: str) -> None:
+        """Our rule: only caches may be hidden, by the committed list, and only the two environments by a machine's own."""
+        (repository / ".gitignore").write_text("__pycache__/\n*.pyc\n.venv/\ndist/\n*.lbpkg\n")
+        (repository / "shared").mkdir()
+        (repository / "shared" / "one.py").write_text("")
+        commit_all(repository)
+        for harmless in ("shared/__pycache__/one.cpython-311.pyc", ".venv/lib/x.pyc", "dist/x.lbpkg", "x.lbpkg"):
+            (repository / harmless).parent.mkdir(parents=True, exist_ok=True)
+            (repository / harmless).write_text("")
+        exclude = repository / ".git" / "info" / "exclude"
+        exclude.write_text("/pytest\n/shared/xml\n/shared/linked\n.vendor\n")
+        (repository / ".vendor").symlink_to(repository.parent)
+        assert gate.commit(repository)
+        match how:
+            case "a module":
+                (repository / "pytest").mkdir()
+                (repository / "pytest" / "__main__.py").write_text("")
+            case "a compiled module":
+                (repository / "pytest.pyc").write_text("")
+            case "a package of compiled modules":
+                (repository / "other").mkdir()
+                (repository / "other" / "__main__.pyc").write_text("")
+            case "a link":
+                (repository / "shared" / "linked").symlink_to(repository.parent)
+            case "a repository of its own":
+                (repository / "shared" / "xml").mkdir()
+                (repository / "shared" / "xml" / "__init__.py").write_text("")
+                commit_all(repository / "shared" / "xml")
+            case _:
+                gate.git(repository, "config", "core.fileMode", "false")
+                (repository / "shared" / "one.py").chmod(0o755)
+        assert gate.git(repository, "status", "--porcelain") == b""
+        with pytest.raises(Refused, match="dirty"):
+            gate.commit(repository)
+
+    def test_a_name_that_paints_is_named_in_plain_letters(self, repository: Path) -> None:
+        """Our rule: the reason is one line, whatever a file is called."""
+        (repository / "a\nb\x1b[31m").write_text("")
+        with pytest.raises(Refused) as refused:
+            gate.commit(repository)
+        assert str(refused.value).isprintable()
+
     def test_another_repository_cannot_be_put_in_its_place(
         self, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -199,7 +246,7 @@ class TestRefusals:
             file.write_text("as tampered!"[: len("as committed")])
             os.utime(file, (1, 1))
         assert gate.git(repository, "status", "--porcelain") == b""
-        with pytest.raises(Refused, match=r"dirty.*filtered file"):
+        with pytest.raises(Refused, match=r"dirty.*changed file"):
             gate.commit(repository)
 
     def test_an_object_that_is_put_in_anothers_place_is_not_taken_for_it(self, repository: Path) -> None:
@@ -218,9 +265,11 @@ class TestRefusals:
     def test_looking_changes_nothing_and_runs_nothing(self, repository: Path, tmp_path: Path) -> None:
         """Our rule: a tree of somebody else's is only read: its index stays theirs, its configured program does not run."""
         program = tmp_path / "program"
-        program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+        program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\nexec cat\n")
         program.chmod(0o755)
         gate.git(repository, "config", "core.fsmonitor", str(program))
+        gate.git(repository, "config", "filter.own.clean", str(program))
+        (repository / ".git" / "info" / "attributes").write_text("file filter=own\n")
         os.utime(repository / "file", (1, 1))
         before = (repository / ".git" / "index").stat()
         gate.commit(repository)
@@ -241,16 +290,21 @@ class TestRefusals:
                 os.chown(each, SOMEBODY, SOMEBODY)
             assert gate.commit(repository)
 
-    @pytest.mark.parametrize("given", ["relative", "existing", "link", "inside", "inside by a link", "no parent"])
+    @pytest.mark.parametrize(
+        "given", ["relative", "existing", "link", "loop", "long", "inside", "inside by a link", "no parent"]
+    )
     def test_a_directory_that_cannot_hold_it(self, repository: Path, tmp_path: Path, given: str) -> None:
         """Our rule: fresh, absolute, outside of the repository, whatever links lead there."""
         (tmp_path / "existing").mkdir()
         (tmp_path / "link").symlink_to(tmp_path / "nowhere")
         (tmp_path / "way").symlink_to(repository)
+        (tmp_path / "loop").symlink_to(tmp_path / "loop")
         paths = {
             "relative": "evidence",
             "existing": str(tmp_path / "existing"),
             "link": str(tmp_path / "link"),
+            "loop": str(tmp_path / "loop" / "evidence"),
+            "long": str(tmp_path / ("x" * 300)),
             "inside": str(repository / "evidence"),
             "inside by a link": str(tmp_path / "way" / "evidence"),
             "no parent": str(tmp_path / "no" / "evidence"),
@@ -272,6 +326,65 @@ class TestRefusals:
         assert "stray.py" in done.stderr
         assert len(done.stderr.splitlines()) == 1
         assert not (tmp_path / "new").exists()
+
+    @pytest.mark.parametrize("given", ["", "loop", "no such", "x" * 300])
+    def test_no_evidence_to_look_at_is_said_in_a_line(self, clone: Path, tmp_path: Path, given: str) -> None:
+        """Our rule: exit code 2, for nothing was looked at."""
+        (tmp_path / "loop").symlink_to("loop")
+        done = command(clone, "--check", given and str(tmp_path / given))
+        assert done.returncode in ((1, 2) if not given else (2,))
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+
+    @pytest.mark.parametrize("how", ["a module on the path", "compiled code in the tree"])
+    def test_nobodys_code_is_run_in_the_tools_place(self, clone: Path, tmp_path: Path, how: str) -> None:
+        """Our rule: neither an environment variable nor what was compiled before says what a clean tree is."""
+        theirs = tmp_path / "theirs"
+        shutil.copytree(clone, theirs, symlinks=True)
+        stray = theirs / "README.md"
+        stray.write_text("changed")
+        environment = dict(os.environ)
+        if how == "a module on the path":
+            (tmp_path / "sitecustomize.py").write_text("import os\nprint('all is well', flush=True)\nos._exit(0)\n")
+            environment["PYTHONPATH"] = str(tmp_path)
+        else:
+            source = (theirs / "shared" / "evidence" / "gate.py").read_text(encoding="utf-8")
+            other = tmp_path / "gate.py"
+            other.write_text(source.replace("    if dirty:", "    if False:"), encoding="utf-8")
+            cache = importlib.util.cache_from_source(str(theirs / "shared" / "evidence" / "gate.py"))
+            py_compile.compile(str(other), cache, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+        # The first line of the command is Python's own start, which nobody can take from a caller.
+        program = [sys.executable, "-I", str(theirs / COMMAND), "--evidence", str(tmp_path / "new"), "--suites", "none"]
+        done = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=200)
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        assert "README.md" in done.stderr
+
+    @pytest.mark.parametrize(
+        "numbers", [(signal.SIGHUP,), (signal.SIGTERM, signal.SIGTERM, signal.SIGINT)], ids=["lost", "impatient"]
+    )
+    def test_whoever_ends_it_finds_nothing_of_it(
+        self, clone: Path, tmp_path: Path, numbers: tuple[signal.Signals, ...]
+    ) -> None:
+        """Our rule: no process and no directory of its work is left, also when it is told again before it has ended."""
+        (tmp_path / "scratch").mkdir()
+        program = subprocess.Popen(
+            [sys.executable, str(clone / COMMAND), "--evidence", str(tmp_path / "new"), "--suites", "none"],
+            env={**os.environ, "TMPDIR": str(tmp_path / "scratch")},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert program.stderr is not None
+        for line in program.stderr:
+            if "rebuilt twice" in line:
+                break
+        began = sdk_worker.descendants(program.pid)
+        for number in numbers:
+            program.send_signal(number)
+        assert program.wait(60) in {128 + number for number in numbers}
+        program.stderr.close()
+        assert hostile_trees.gone(began, 30)
+        assert not list((tmp_path / "scratch").iterdir())
+        assert not (tmp_path / "new" / hashes.NAME).exists()
 
     def test_a_proof_that_does_not_hold_leaves_nothing_that_could_pass(self, clone: Path, tmp_path: Path) -> None:
         """Our rule: exit code 1, the step and the file by name on the last line, and no list of hashes, so no check holds."""
@@ -525,7 +638,7 @@ class TestTheEvidenceItself:
         elif what == "a trace":
             (tmp_path / "x.lbpkg").write_bytes(b"..." + traces[0])
         elif what in private:
-            (tmp_path / "log").write_text(f"made in {private[what]}x")
+            (tmp_path / "log").write_text(f"made in {private[what].rstrip('/')}/x")
         elif what == "a key":
             body = "A" * 64
             (tmp_path / "log").write_text(f"-----BEGIN OPENSSH PRIVATE KEY-----\n{body}\n")
@@ -560,7 +673,7 @@ class TestSuites:
         assert ran["counts"] == {"passed": 1, "failed": 1, "skipped": 1}
         assert ran["exit_code"] == 1
         assert ran["skipped"][0]["reason"] == "not here"
-        made = candidate.Candidate(tmp_path, "0" * 40, suites="all")
+        made = candidate.Candidate(tmp_path, "0" * 40, suites="all", private={})
         with pytest.raises(Failed, match="test_c"):
             made._green(["-c", os.devnull, str(tmp_path / "test_three.py")], tmp_path, {})
 
@@ -598,12 +711,30 @@ class TestSuites:
 
     def test_a_suite_of_which_nothing_passed_is_a_gap(self) -> None:
         """Our rule: a file whose tests were all skipped has shown nothing, whatever the other files have."""
-        files = ["certification-tests/test_coding_a.py", "certification-tests/codex/test_coding_a.py"]
-        ran: dict[str, Any] = {"suites": files, "passed": ["certification-tests.test_coding_a.TestX::test_y[1.2::3]"]}
-        jails = {"ran": True}
-        assert recheck.problems({"suites": ran, "jails": jails}) == [f"no test of {files[1]} passed on the extraction"]
-        ran["passed"].append("certification-tests.codex.test_coding_a::test_y")
+        first, *others = sorted(recheck.ESTABLISHED)
+        more = "certification-tests/codex/test_coding_a.py"
+        dotted = [each.removesuffix(".py").replace("/", ".") for each in others]
+        ran: dict[str, Any] = {"suites": [more], "skipped": [], "passed": [f"{each}.TestX::test_y[1.2::3]" for each in dotted]}
+        jails: dict[str, Any] = {"ran": True, "passed": ["one"], "skipped": []}
+        assert recheck.problems({"suites": ran, "jails": jails}) == [
+            f"no test of {each} passed on the extraction" for each in sorted((first, more))
+        ]
+        ran["passed"] += [
+            f"{first.removesuffix('.py').replace('/', '.')}::test_y",
+            "certification-tests.codex.test_coding_a::test_z",
+        ]
+        ran["skipped"] = jails["skipped"] = [{"test": "one", "reason": "not here"}]
+        assert recheck.problems({"suites": ran, "jails": jails}) == [
+            "skipped on the extraction: one",
+            "skipped of the jailed workers: one",
+        ]
+        ran["skipped"] = jails["skipped"] = []
         assert recheck.problems({"suites": ran, "jails": jails}) == []
+        assert recheck.problems({"suites": ran, "jails": {"ran": True, "passed": []}}) == ["no test of a jailed worker passed"]
+
+    def test_every_suite_of_the_sources_is_established(self) -> None:
+        """Our rule: evidence itself does not say which suites make it complete."""
+        assert set(suites.chosen(ROOT)) == recheck.ESTABLISHED
 
     def test_half_an_account_of_jailed_workers_is_none(self) -> None:
         """Our rule: both shapes, each with its arguments, mounts, names, limits, accounts, process and network."""
@@ -616,7 +747,7 @@ class TestSuites:
 
     def test_whatever_stops_a_step_is_a_failure_with_its_name(self, tmp_path: Path) -> None:
         """Our rule: exit code 1 and what was being done, not a trace of calls; and nothing is recorded as holding."""
-        made = candidate.Candidate(tmp_path, "0" * 40, suites="all")
+        made = candidate.Candidate(tmp_path, "0" * 40, suites="all", private={})
 
         def broken() -> None:
             raise OSError("no space left")
@@ -628,7 +759,7 @@ class TestSuites:
     @pytest.mark.parametrize("what", ["a package is missing", "a place is named"])
     def test_what_does_not_hold_gets_no_list_of_hashes(self, tmp_path: Path, what: str) -> None:
         """Our rule: evidence that failed is no evidence, even when the last look at it is what fails."""
-        made = candidate.Candidate(tmp_path, "0" * 40, suites="none")
+        made = candidate.Candidate(tmp_path, "0" * 40, suites="none", private=scan.private_texts(ROOT))
         made.inventory["sdk"] = {"version": "0.7.18"}
         if what == "a place is named":
             made.inventory["note"] = str(ROOT / "x")
@@ -647,7 +778,7 @@ class TestSuites:
             "import signal, sys\n"
             "from evidence import suites\n"
             "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
-            f"suites._run_all({commands!r}, {str(tmp_path)!r}, {{}}, 600.0)\n"
+            f"suites.run_all({commands!r}, {str(tmp_path)!r}, {{}}, 600.0)\n"
         )
         path = os.pathsep.join(str(ROOT / each) for each in ("shared", "scripts"))
         outer = subprocess.Popen(
@@ -669,7 +800,7 @@ class TestSuites:
         """Our rule: every program of the evidence has a bound; the others started with it end, too."""
         commands = [[sys.executable, "-c", f"import time; time.sleep({seconds})"] for seconds in (600, 601)]
         with pytest.raises(Failed, match=r"did not end within 0\.2 s"):
-            suites._run_all(commands, tmp_path, {}, 0.2)
+            suites.run_all(commands, tmp_path, {}, 0.2)
         living = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
         assert not [each for each in living if b"time.sleep(60" in Path(f"/proc/{each}/cmdline").read_bytes()]
 
@@ -703,6 +834,50 @@ class TestFrozen:
         assert len(inventory["gaps"]) == 2
         assert all(gap in summary for gap in inventory["gaps"])
 
+    @pytest.mark.parametrize("account", ["whole", "half", "none"])
+    def test_with_the_suites_and_the_jails_it_is_complete(
+        self, clone: Path, frozen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, account: str
+    ) -> None:
+        """Our rule: the suites run on the extraction, jailed workers tell what they are, and then alone the exit code is 0.
+
+        The suites are stand-ins of a line each here; the real ones run with the command itself.
+        """
+        copy, root, scratch = tmp_path / "copy", tmp_path / "root", tmp_path / "scratch"
+        shutil.copytree(frozen, copy)
+        (copy / hashes.NAME).unlink()
+        scratch.mkdir()
+        told = {"whole": dict.fromkeys(recheck.JAILED, dict.fromkeys(recheck.FACTS, "1")), "half": {"jail": {}}}.get(account)
+        lines = {
+            **dict.fromkeys(
+                recheck.ESTABLISHED, "assert os.environ['CODING_RUNNER_SOURCE_ROOT'] == " + repr(str(copy / "extracted"))
+            ),
+            "certification-tests/test_jails.py": "assert os.environ['REQUIRE_NSJAIL'] == '1'"
+            + (f"; open(os.environ['CODING_TOPOLOGY_FILE'], 'w').write({json.dumps({'shapes': told})!r})" if told else ""),
+        }
+        for name, line in lines.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            mark = "@pytest.mark.nsjail\n" if "jails" in name else ""
+            (root / name).write_text(f"import os, pytest\n{mark}def test_it():\n    {line}\n", encoding="utf-8")
+        (root / "pytest.ini").write_text("[pytest]\nmarkers = nsjail: jailed\n")
+        commit_all(root)
+        monkeypatch.setattr(candidate, "ROOT", root)
+        monkeypatch.setattr(candidate.jail, "impossible", lambda: "")
+        monkeypatch.setattr(candidate.jail, "site_packages", lambda: Path(langbot_plugin.__file__).parent.parent)
+        said = json.loads((copy / "inventory.json").read_text(encoding="utf-8"))
+        made = candidate.Candidate(copy, said["commit"], suites="all", private={"the place": str(tmp_path)})
+        made.inventory |= {**said, "steps": said["steps"][:-1]}
+        if account != "whole":
+            with pytest.raises(Failed, match="no account" if account == "none" else "lacks one"):
+                made.run_suites(scratch)
+            return
+        made.run_suites(scratch)
+        made.step(recheck.TREE_STEP, lambda: None)
+        made.freeze()
+        assert made.inventory["complete"] is True
+        done = command(clone, "--check", str(copy))
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["complete"] is True
+
     def test_jails_that_did_not_run_are_a_gap_in_the_account_of_them(self, frozen: Path, inventory: dict[str, Any]) -> None:
         """Our rule: what jailed workers are is told from a run of theirs, or said not to be known."""
         topology = json.loads((frozen / "topology-reassessment.json").read_text(encoding="utf-8"))
@@ -715,7 +890,7 @@ class TestFrozen:
 
     def test_nobody_has_signed_reviewed_or_accepted_it(self, inventory: dict[str, Any]) -> None:
         """Our rule: every gate that takes a person is open, and so is the network."""
-        assert inventory["gates"] == dict.fromkeys(candidate.GATES, "open")
+        assert inventory["gates"] == dict.fromkeys(recheck.GATES, "open")
         assert inventory["signed"] is False
         assert inventory["egress_policy"] == "not provided"
 
@@ -745,9 +920,9 @@ class TestFrozen:
             assert (bill["bomFormat"], bill["specVersion"], bill["version"]) == ("CycloneDX", "1.5", 1)
             named = {part["name"]: part for part in bill["components"]}
             assert len(named) == len(bill["components"])
-            assert set(each["installed"]["dependencies"]) | {sdk_record.SDK} == set(named)
+            assert set(each["installed"]["dependencies"]) | {recheck.SDK} == set(named)
             assert all(part["type"] == "library" and part["purl"] == part["bom-ref"] for part in named.values())
-            assert named[sdk_record.SDK]["scope"] == "excluded"
+            assert named[recheck.SDK]["scope"] == "excluded"
             # The schema's own demands: known members, unique references, addresses of packages, licences as expressions.
             assert bill.keys() == {"bomFormat", "specVersion", "version", "metadata", "components"}
             application = bill["metadata"]["component"]
@@ -807,8 +982,24 @@ class TestFrozen:
             ("a comment", "is signed"),
             ("a status less", "every status"),
             ("a shape less", "every way to speak"),
-            ("jailed by word only", "differ about jailed workers"),
+            ("jailed by word only", "does not have every proof"),
+            ("jailed without an account", "differ about jailed workers"),
             ("nonsense", "does not say what it must"),
+            ("a gate closed", "closes a gate"),
+            ("a claim less open", "closes a gate, or claims"),
+            ("a proof less", "does not have every proof"),
+            ("a proof that failed", "does not have every proof"),
+            ("no SDK", "what the packages were tried with"),
+            ("another SDK", "something else was spoken to"),
+            ("a second SDK", "installed as it must be"),
+            ("another runner", "something else was spoken to"),
+            ("another version", "something else was spoken to"),
+            ("an excluded library", "lists other packages"),
+            ("another name in the bill", "lists other packages"),
+            ("a rebuild of its own", "not what its members make"),
+            ("bytes in front", "stands before its members"),
+            ("a key twice", "not written as facts are"),
+            ("too deep", "does not say what it must: RecursionError"),
         ],
     )
     def test_hashes_made_anew_do_not_hide_another_story(self, frozen: Path, tmp_path: Path, how: str, reason: str) -> None:
@@ -850,10 +1041,58 @@ class TestFrozen:
                 said["jails"]["counts"] = {"passed": 0, "failed": 0, "skipped": 0}
                 said["gaps"] = recheck.problems(said)
                 (copy / "SUMMARY.md").write_text(summary.human(said), encoding="utf-8")
+            case "jailed without an account":
+                said["jails"] = {"ran": True, "exit_code": 0, "passed": ["one"], "failed": [], "skipped": []}
+                said["jails"]["counts"] = {"passed": 1, "failed": 0, "skipped": 0}
+                said["steps"][-1:-1] = [{"step": each, "result": "holds"} for each in recheck.JAILS_STEPS]
+                said["gaps"] = recheck.problems(said)
+            case "a gate closed":
+                said["gates"][recheck.GATES[0]] = "closed"
+            case "a claim less open":
+                said["not_claimed"].pop()
+            case "a proof less":
+                del said["steps"][3]
+            case "a proof that failed":
+                said["steps"][3]["result"] = "does not hold"
+            case "no SDK":
+                said["sdk"]["files"] = 0
+            case "another SDK":
+                said["sdk"]["version"] = "9.9.9"
+            case "a second SDK":
+                entry["installed"]["second_sdk"] = "langbot_plugin"
+            case "another runner":
+                entry["runner"]["id"] = "plugin:somebody/Another/default"
+            case "another version":
+                entry["version"] = "9.9"
+            case "an excluded library" | "another name in the bill":
+                bill = json.loads((copy / entry["sbom"]).read_text(encoding="utf-8"))
+                if how == "an excluded library":
+                    bill["components"].append({**bill["components"][0], "name": "another", "scope": "excluded"})
+                else:
+                    bill["components"][0]["purl"] = "pkg:pypi/another@1"
+                (copy / entry["sbom"]).write_text(recheck.canonical(bill), encoding="utf-8")
+            case "a rebuild of its own":
+                package = copy / entry["reproducible"]["file"]
+                found = archives.read(package)
+                with zipfile.ZipFile(package, "w", zipfile.ZIP_DEFLATED) as again:
+                    for name in reversed(found):
+                        again.writestr(name, found[name])
+                entry["reproducible"]["sha256"] = hashlib.sha256(package.read_bytes()).hexdigest()
+            case "bytes in front":
+                package = copy / entry["file"]
+                package.write_bytes(b"#!" + b" " * 1000 + package.read_bytes())
+                entry["size"] += 1002
+                entry["sha256"] = entry["installed"]["artifact_digest"] = hashlib.sha256(package.read_bytes()).hexdigest()
+            case "a key twice" | "too deep":
+                text = "[" * 200_000 if how == "too deep" else '{"commit": "another", ' + recheck.canonical(said)[1:]
+                file.write_text(text, encoding="utf-8")
             case _:
                 del entry["members"]
-        if how not in ("a page of its own", "jails", "one file more"):
-            file.write_text(json.dumps(said), encoding="utf-8")
+        if how not in ("a page of its own", "jails", "one file more", "a key twice", "too deep"):
+            file.write_text(recheck.canonical(said), encoding="utf-8")
+            with contextlib.suppress(KeyError):
+                if how != "a page of its own":
+                    (copy / "SUMMARY.md").write_text(summary.human(json.loads(recheck.canonical(said))), encoding="utf-8")
         hashes.write(copy)
         with pytest.raises(Failed, match=reason):
             recheck.check(copy)

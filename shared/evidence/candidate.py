@@ -11,7 +11,7 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,21 +35,8 @@ from tooling import ROOT, SetupError, jail, packages, steps, venv
 
 SUITES: Final = ("all", "none")
 BUILDER: Final = "langbot_plugin.cli.commands.buildplugin.build_plugin_process"
-GATES: Final = (
-    "independent review of the exact digests",
-    "signature by the holder of the signing key",
-    "acceptance with two live Workspaces",
-    "network policy of the deployment",
-    "accounts at vendors",
-)
-"""What no program can do; each is open until a person closes it."""
-NOT_CLAIMED: Final = (
-    "resistance to escapes through the kernel",
-    "admission into production",
-    "isolation between live Workspaces",
-    "accounts at vendors",
-)
-OPEN: Final = "open"
+BUILT_WITHIN: Final = 600.0
+"""Seconds a build may take; a package is built in a few."""
 SHOWN: Final = 5
 """Failed tests that are named."""
 
@@ -57,11 +44,14 @@ SHOWN: Final = 5
 class Candidate:
     """The evidence while it is made."""
 
-    def __init__(self, directory: Path, commit: str, *, suites: str) -> None:
-        """``directory`` is fresh; ``suites`` says whether the test suites run, without which nothing is complete."""
+    def __init__(self, directory: Path, commit: str, *, suites: str, private: Mapping[str, str]) -> None:
+        """``directory`` is fresh; ``suites`` says whether the test suites run, without which nothing is complete.
+
+        ``private`` are the texts of the builder that no file of it may hold.
+        """
         self.directory = directory
         self.which = suites
-        self.private = {**scan.private_texts(ROOT), "the evidence": str(directory)}
+        self.private = {**private, "the evidence": str(directory)}
         self.traces: set[bytes] = set()
         self.topology: dict[str, Any] = {"shapes": {}, "reason": "the suites did not run"}
         self.inventory: dict[str, Any] = {
@@ -71,11 +61,11 @@ class Candidate:
             "lock_sha256": hashlib.sha256(venv.DEV_LOCK.read_bytes()).hexdigest(),
             "python": platform.python_version(),
             "platform": {"system": platform.system(), "machine": platform.machine(), "libc": " ".join(platform.libc_ver())},
-            "fixtures": "local protocol fixtures; no reply of a vendor is part of this",
+            "fixtures": recheck.FIXTURES,
             "egress_policy": "not provided",
             "signed": False,
-            "not_claimed": list(NOT_CLAIMED),
-            "gates": dict.fromkeys(GATES, OPEN),
+            "not_claimed": list(recheck.NOT_CLAIMED),
+            "gates": dict.fromkeys(recheck.GATES, recheck.OPEN),
             "packages": {},
             "steps": [],
             "jails": {"ran": False, "reason": "the suites did not run"},
@@ -99,36 +89,31 @@ class Candidate:
 
     def sdk(self) -> None:
         """The installed SDK, file by file."""
-        self.inventory["sdk"] = dataclasses.asdict(self.step("the installed SDK against its RECORD", sdk_record.verify))
+        self.inventory["sdk"] = dataclasses.asdict(self.step(recheck.SDK_STEP, sdk_record.verify))
 
     def package(self, name: str, scratch: Path) -> None:
         """One package: built, compared with the commit, rebuilt, extracted, unsigned."""
-        exported = self.step(
-            f"{name}: exported, and the export is the commit's", lambda: members.export(ROOT, self.inventory["commit"], name)
-        )
+        said = {key: f"{name}: {text}" for key, text in recheck.PACKAGE_STEPS.items()}
+        exported = self.step(said["export"], lambda: members.export(ROOT, self.inventory["commit"], name))
         target = self.directory / "packages"
-        built = self.step(
-            f"{name}: built by the SDK's builder from the commit", lambda: self._built(name, exported, scratch, target)
-        )
-        listed = self.step(f"{name}: every member is the commit's", lambda: members.compare(built, exported))
+        built = self.step(said["build"], lambda: self._built(name, exported, scratch, target))
+        listed = self.step(said["members"], lambda: members.compare(built, exported))
         data = built.read_bytes()
-        self.step(f"{name}: unsigned", lambda: envelopes.unsigned(data))
-        rebuilt = self.step(
-            f"{name}: rebuilt twice, the same bytes and members", lambda: self._rebuilt(name, built, exported, scratch)
-        )
-        trial = self.step(f"{name}: copies with every kind of envelope are told apart", lambda: envelopes.trial(data))
+        self.step(said["unsigned"], lambda: envelopes.unsigned(data))
+        rebuilt = self.step(said["rebuild"], lambda: self._rebuilt(name, built, exported, scratch))
+        trial = self.step(said["envelopes"], lambda: envelopes.trial(data))
         self.traces |= trial.traces
         installed = self.step(
-            f"{name}: installed through the SDK's stores with real dependencies, and read back",
+            said["install"],
             lambda: asyncio.run(store.install(built, listed, scratch / f"store-{name}")),
         )
-        runner = self.step(f"{name}: its runner is listed", lambda: store.runner(installed.code, name))
+        runner = self.step(said["runner"], lambda: store.runner(installed.code, name))
         extraction = self.directory / "extracted" / name
         shutil.copytree(installed.code, extraction)
         for each in [extraction, *extraction.rglob("*")]:
             each.chmod(0o755 if each.is_dir() else 0o644)
         version = str(members.manifest(exported)["metadata"]["version"])
-        bill = sbom.bill(name, version, installed.site_packages, (sdk_record.SDK, self.inventory["sdk"]["version"]))
+        bill = sbom.bill(name, version, installed.site_packages, (recheck.SDK, self.inventory["sdk"]["version"]))
         self._write(f"sbom/{name}.cdx.json", bill)
         self.inventory["packages"][name] = {
             "file": f"packages/{built.name}",
@@ -148,7 +133,7 @@ class Candidate:
         """The exact extractions over the SDK's real RPC."""
         program = ROOT / "certification-tests" / "coding_artifact_rpc_probe.py"
         extractions = {name: self.directory / "extracted" / name for name in packages.NAMES}
-        found = self.step("real RPC with every extraction", lambda: suites.probes(program, extractions, ROOT, self.private))
+        found = self.step(recheck.RPC_STEP, lambda: suites.probes(program, extractions, ROOT, self.private))
         for name, each in found.items():
             self.inventory["packages"][name]["rpc"] = each
 
@@ -156,7 +141,7 @@ class Candidate:
         """The suites on the extraction, and the jailed workers of it."""
         more = {"CODING_RUNNER_SOURCE_ROOT": str(self.directory / "extracted")}
         chosen = suites.chosen(ROOT)
-        ran = self.step("the suites on the extraction", lambda: self._green(chosen, scratch, more))
+        ran = self.step(recheck.SUITES_STEP, lambda: self._green(chosen, scratch, more))
         self.inventory["suites"] = {"suites": chosen, **ran}
         if reason := jail.impossible():
             reason = scan.public(reason, self.private)
@@ -165,13 +150,13 @@ class Candidate:
             return
         topology = scratch / "topology.json"
         more |= {"CODING_TOPOLOGY_FILE": str(topology), "REQUIRE_NSJAIL": "1"}
-        ran = self.step("jailed workers of the extraction", lambda: self._green(["-m", "nsjail"], scratch, more))
+        ran = self.step(recheck.JAILS_STEPS[0], lambda: self._green(["-m", "nsjail"], scratch, more))
         inside = [str(jail.site_packages())]
-        sdk = self.step("the SDK of jailed workers against its RECORD", lambda: sdk_record.verify(path=inside))
+        sdk = self.step(recheck.JAILS_STEPS[1], lambda: sdk_record.verify(path=inside))
         self.inventory["jails"] = {"ran": True, "sdk": dataclasses.asdict(sdk), **ran}
         if not topology.is_file():
             raise Failed("the jailed workers left no account of what they are")
-        self.topology = json.loads(scan.public(topology.read_text(encoding="utf-8"), self.private))
+        self.topology = scan.public_value(json.loads(topology.read_text(encoding="utf-8")), self.private)
         if not recheck.jailed(self.topology):
             raise Failed("the jailed workers' account of what they are lacks one of them, or something of one")
 
@@ -209,7 +194,9 @@ class Candidate:
         package = packages.built_from(staging, scratch / f"again-{name}", reproducible=True)
         output = scratch / f"command-{name}"
         command = [sys.executable, str(ROOT / "scripts" / "build.py"), "--reproducible", "--output", str(output), name]
-        steps.run(command)
+        ((code, _, complaint),) = suites.run_all([command], ROOT, {"TMPDIR": str(scratch)}, BUILT_WITHIN)
+        if code != 0:
+            raise Failed(scan.public(complaint.strip(), self.private))
         made = package.read_bytes()
         if (output / package.name).read_bytes() != made:
             raise Failed(f"{name}: two reproducible builds differ")
@@ -237,7 +224,7 @@ class Candidate:
         return ran
 
     def _write(self, path: str, value: Any) -> None:
-        self._text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+        self._text(path, recheck.canonical(value))
 
     def _text(self, path: str, text: str) -> None:
         file = self.directory / path
@@ -252,14 +239,15 @@ def make(given: str, *, which: str) -> tuple[Path, bool]:
     directory then lacks its hashes, and is no evidence.
     """
     commit = gate.commit(ROOT)
+    private = scan.private_texts(ROOT)
     directory = gate.fresh(ROOT, given)
-    candidate = Candidate(directory, commit, suites=which)
+    candidate = Candidate(directory, commit, suites=which, private=private)
     try:
         with _scratch() as scratch:
             digest = _proven(candidate, commit, scratch)
     except OSError as exc:
         (directory / hashes.NAME).unlink(missing_ok=True)
-        raise Failed(f"the evidence could not be written: {exc.strerror}") from exc
+        raise Failed(f"the evidence could not be written: {exc.strerror or exc}") from exc
     steps.say(f"{hashes.NAME}: sha256 {digest}")
     return directory, bool(candidate.inventory["complete"])
 
@@ -272,7 +260,7 @@ def _proven(candidate: Candidate, commit: str, scratch: Path) -> str:
     candidate.rpc()
     if candidate.which == "all":
         candidate.run_suites(scratch)
-    if candidate.step("the tree is as it was", lambda: gate.commit(ROOT)) != commit:
+    if candidate.step(recheck.TREE_STEP, lambda: gate.commit(ROOT)) != commit:
         raise Failed("the tree is at another commit than in the beginning")
     return candidate.freeze()
 

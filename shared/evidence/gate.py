@@ -6,7 +6,9 @@ could put in its place, or have it run, is left out. Nothing is written, not eve
 
 from __future__ import annotations
 
+import hashlib
 import os
+import stat
 import subprocess
 from pathlib import Path
 
@@ -16,8 +18,13 @@ ANSWERED_WITHIN = 300.0
 """Seconds git may take for one question; it reads every file once, from a slow disk, too."""
 SHOWN = 5
 """Paths of a dirty tree that are named."""
-SOURCES = (".py", ".pyi", ".pth", ".so", ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".sh", ".txt", ".in", ".md")
-"""Endings of files that a build or a test could read."""
+ENVIRONMENTS = (".venv", ".vendor")
+"""What this machine's own lists of ignored files may hide, and nothing else; nothing is read from there by name."""
+CACHES = frozenset({*ENVIRONMENTS, "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "dist"})
+"""Directories that the committed lists hide and that are not read: what is compiled is neither (the command sees to that)."""
+ARCHIVE = ".lbpkg"
+HASHES = {40: "sha1", 64: "sha256"}
+"""Git's names of objects, by their length."""
 
 
 def git(root: Path, *arguments: str, stdin: bytes = b"") -> bytes:
@@ -41,21 +48,22 @@ def git(root: Path, *arguments: str, stdin: bytes = b"") -> bytes:
 def commit(root: Path) -> str:
     """The commit that the whole tree is at; raises :class:`evidence.Refused` for a tree with anything else in it.
 
-    What git is told not to look at counts as well: a file marked as unchanged, and one that only this machine's own lists of
-    ignored files hide (the committed ones may), when it looks like a source and stands among the sources. So does a file that a
-    filter, or a time that was set back, makes look like the commit's: in the end each one's own bytes are compared.
+    What git is told not to look at counts as well: a file marked as unchanged, and whatever only this machine's own lists of
+    ignored files hide (the committed ones may hide caches). Nothing is asked of git that would have it run a filter: that each
+    file is the commit's is found from its own bytes.
     """
     if Path(os.fsdecode(git(root, "rev-parse", "--show-toplevel")).removesuffix("\n")).resolve() != root.resolve():
         raise Refused("this copy is no git working tree of its own: use a git clone")
     found = git(root, "rev-parse", "--verify", "HEAD^{commit}").decode().strip()
-    dirty = [line.strip() for line in _lines(git(root, "status", "--porcelain", "--untracked-files=all", "-z"))]
+    dirty = [f"staged {path}" for path in _lines(git(root, "diff-index", "--cached", "--name-only", "-z", "HEAD", "--"))]
+    dirty += [f"new {path}" for path in _lines(git(root, "ls-files", "-z", "--others", "--exclude-standard"))]
     # The tag of a file whose changes git does not look for is a lower-case letter, or S.
     dirty += [f"unseen {line[2:]}" for line in _lines(git(root, "ls-files", "-v", "-z")) if line[0].islower() or line[0] == "S"]
     dirty += [f"hidden {path}" for path in _hidden(root)]
-    dirty = dirty or [f"filtered {path}" for path in _other_bytes(root)]
+    dirty += [f"changed {path}" for path in _other_bytes(root)]
     if dirty:
         more = f" and {len(dirty) - SHOWN} more" if len(dirty) > SHOWN else ""
-        raise Refused(f"the tree is dirty, so its bytes are no commit's: {', '.join(dirty[:SHOWN])}{more}")
+        raise Refused(f"the tree is dirty, so its bytes are no commit's: {', '.join(map(_plain, dirty[:SHOWN]))}{more}")
     return found
 
 
@@ -68,13 +76,13 @@ def fresh(root: Path, given: str) -> Path:
     """The directory for the evidence, made now; raises :class:`evidence.Refused` when it cannot be that."""
     path = Path(given)
     if not path.is_absolute():
-        raise Refused(f"the evidence needs an absolute directory: {given}")
-    if path.exists() or path.is_symlink():
-        raise Refused(f"the evidence needs a directory that does not exist yet: {given}")
+        raise Refused(f"the evidence needs an absolute directory: {_plain(given)}")
     try:
+        if path.is_symlink() or path.exists():
+            raise Refused(f"the evidence needs a directory that does not exist yet: {_plain(given)}")
         parent = path.parent.resolve(strict=True)
-    except OSError:
-        raise Refused(f"there is no directory to make it in: {path.parent}") from None
+    except (OSError, RuntimeError):  # a loop of links is either
+        raise Refused(f"there is no directory to make it in: {_plain(str(path.parent))}") from None
     own = [root.resolve()]
     own += [
         Path(os.fsdecode(line)).resolve()
@@ -83,42 +91,58 @@ def fresh(root: Path, given: str) -> Path:
     # Every other working tree of the same repository is a part of it, too.
     trees = _lines(git(root, "worktree", "list", "--porcelain", "-z"))
     own += [Path(line.removeprefix("worktree ")).resolve() for line in trees if line.startswith("worktree ")]
-    if any(parent.is_relative_to(each) for each in own):
-        raise Refused(f"the evidence belongs outside of the repository: {given}")
+    # A directory may be mounted in a second place.
+    same = {(each.stat().st_dev, each.stat().st_ino) for each in own if each.exists()}
+    if any(parent.is_relative_to(each) for each in own) or any(
+        (each.stat().st_dev, each.stat().st_ino) in same for each in (parent, *parent.parents)
+    ):
+        raise Refused(f"the evidence belongs outside of the repository: {_plain(given)}")
     made = parent / path.name
     try:
         made.mkdir(mode=0o755)
     except OSError as exc:
-        raise Refused(f"the evidence cannot be made there: {given}: {exc.strerror}") from None
+        raise Refused(f"the evidence cannot be made there: {_plain(given)}: {exc.strerror}") from None
     return made
 
 
 def _hidden(root: Path) -> list[str]:
-    """Untracked files among the sources that no committed list of ignored files names."""
-    known = tracked(root)
-    rooms = {path.split("/", 1)[0] for path in known if "/" in path}
-    others = ("ls-files", "-z", "--others")
+    """Untracked paths that git does not speak of, and that are not what the committed lists of ignored files are for."""
+    others, committed = ("ls-files", "-z", "--others"), ("--exclude-per-directory=.gitignore",)
     shown = set(_lines(git(root, *others, "--exclude-standard")))
-    listed = [path for path in _lines(git(root, *others, "--exclude-per-directory=.gitignore")) if path not in shown]
-    return [path for path in listed if path.endswith(SOURCES) and ("/" not in path or path.split("/", 1)[0] in rooms)]
+    listed = [path for path in _lines(git(root, *others, *committed)) if path not in shown]
+    found = [path for path in listed if path.partition("/")[0] not in ENVIRONMENTS]
+    # Whole directories of ignored files stand here by their own names.
+    ignored = _lines(git(root, *others, "--directory", "--no-empty-directory", *committed, "--ignored"))
+    return found + [path for path in ignored if Path(path).name not in CACHES and not path.endswith(ARCHIVE)]
 
 
 def _other_bytes(root: Path) -> list[str]:
-    """Tracked files whose bytes, as they are on the disk, are not those that the index and so the commit has."""
+    """Tracked files that are not, as they are on the disk, what the index and so the commit has: bytes, kind and mode."""
     wrong: list[str] = []
-    expected: dict[str, str] = {}
     for line in _lines(git(root, "ls-files", "--stage", "-z")):
         kind, _, path = line.partition("\t")
         mode, digest, _ = kind.split()
-        if mode in ("100644", "100755"):
-            expected[path] = digest
-            if (root / path).is_symlink() or "\n" in path:
-                wrong.append(path)
-    paths = [path for path in expected if path not in wrong]
-    # Paths on stdin are relative to where git works, which is the tree.
-    names = b"".join(os.fsencode(path) + b"\n" for path in paths)
-    hashed = git(root, "hash-object", "--no-filters", "--stdin-paths", stdin=names).decode().split()
-    return wrong + [path for path, digest in zip(paths, hashed, strict=True) if digest != expected[path]]
+        file = root / path
+        try:
+            found = file.lstat().st_mode
+            data = os.fsencode(file.readlink()) if stat.S_ISLNK(found) else file.read_bytes()
+        except OSError:
+            wrong.append(path)
+            continue
+        kinds = {"120000": stat.S_ISLNK(found), "100755": _runs(found), "100644": stat.S_ISREG(found) and not _runs(found)}
+        blob = hashlib.new(HASHES[len(digest)], b"blob %d\0" % len(data) + data, usedforsecurity=False)
+        if not kinds.get(mode) or blob.hexdigest() != digest:
+            wrong.append(path)
+    return wrong
+
+
+def _runs(mode: int) -> bool:
+    return stat.S_ISREG(mode) and bool(mode & stat.S_IXUSR)
+
+
+def _plain(text: str) -> str:
+    """A name as it can be shown: some have line ends and worse in them."""
+    return text if text.isprintable() else ascii(text)
 
 
 def _lines(output: bytes) -> list[str]:

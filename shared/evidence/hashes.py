@@ -9,6 +9,8 @@ from pathlib import Path
 from evidence import Failed
 
 NAME = "SHA256SUMS"
+LONGEST = 16 * 1024 * 1024
+"""Bytes of the list; three packages have some hundred lines."""
 LINE = re.compile(r"([0-9a-f]{64})  ([^\n]+)")
 
 
@@ -28,6 +30,8 @@ def check(directory: Path) -> int:
     listed = directory / NAME
     if listed.is_symlink() or not listed.is_file():
         raise Failed(f"there is no {NAME}: the evidence is incomplete, or was never finished")
+    if listed.stat().st_size > LONGEST:
+        raise Failed(f"{NAME} is longer than any list of evidence")
     content = listed.read_bytes()
     lines = content.decode("utf-8", errors="replace").split("\n")
     expected = {match[2]: match[1] for line in lines if (match := LINE.fullmatch(line))}

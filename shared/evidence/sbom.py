@@ -10,7 +10,7 @@ import importlib.metadata
 from pathlib import Path
 from typing import Any
 
-from packaging.utils import canonicalize_name
+from evidence import recheck
 
 
 def bill(name: str, version: str, site_packages: Path, sdk: tuple[str, str]) -> dict[str, Any]:
@@ -35,5 +35,5 @@ def _component(distribution: importlib.metadata.Distribution) -> dict[str, Any]:
 
 
 def _named(name: str, version: str) -> dict[str, Any]:
-    purl = f"pkg:pypi/{canonicalize_name(name)}@{version}"
+    purl = recheck.purl(name, version)
     return {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}

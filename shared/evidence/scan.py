@@ -6,14 +6,16 @@ What programs print is kept without it (:func:`public`); what is frozen is looke
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import re
 import socket
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from langbot_plugin import certification
 
@@ -24,7 +26,10 @@ SHORTEST = 4
 """Letters of a name that can be told from a word."""
 SHORTEST_SECRET = 12
 """Letters of a variable's value that can be told from a setting."""
-SECRET_NAMES = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|_KEY$", re.IGNORECASE)
+SECRET_NAMES = re.compile(r"TOKEN|SECRET|PASS|PWD$|CREDENTIAL|API_?KEY|_KEY$|_PAT$|AUTH(?!OR)|DSN", re.IGNORECASE)
+IN_ADDRESS = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
+"""The password in an address."""
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 SECRET = "the secret "
 SYSTEM = ("/usr", "/opt")
 """Where Pythons lie that are nobody's own."""
@@ -41,8 +46,9 @@ def private_texts(root: Path) -> dict[str, str]:
             texts[what] = str(Path(prefix).resolve())
     texts["the temporary directory"] = str(Path(tempfile.gettempdir()).resolve() / "_")[:-1]
     texts["the lasting temporary directory"] = "/var/tmp/"
-    if (home := str(Path.home())) != "/":
-        texts["the home directory"] = home + "/"
+    # An account need not have one.
+    if (home := os.path.expanduser("~")) not in ("~", "/"):  # noqa: PTH111 - Path.home raises where this says nothing
+        texts["the home directory"] = home
     if cache := os.environ.get("XDG_CACHE_HOME", "").rstrip("/"):
         texts["the cache"] = cache + "/"
     host = socket.gethostname().partition(".")[0]
@@ -52,8 +58,10 @@ def private_texts(root: Path) -> dict[str, str]:
     if len(account) >= SHORTEST and account != "root" and not _is_a_word(root, account):
         texts["the account"] = account
     for name, value in os.environ.items():
-        if SECRET_NAMES.search(name) and len(value) >= SHORTEST_SECRET and not value.startswith("/"):
+        if SECRET_NAMES.search(name) and len(value) >= SHORTEST_SECRET and not os.path.lexists(value):
             texts[f"{SECRET}{name}"] = value
+        for password in IN_ADDRESS.findall(value):
+            texts[f"{SECRET}in {name}"] = password
     return texts
 
 
@@ -64,7 +72,11 @@ def scan(directory: Path, private: Mapping[str, str], own: Path, traces: Iterabl
     for in them. ``traces`` are bytes of keys and signatures that were used while the evidence was made.
     """
     places = {what: _pattern(text) for what, text in private.items()}
-    secrets = {what: text.encode() for what, text in private.items() if what.startswith(SECRET)}
+    secrets = {
+        what: {text.encode(), json.dumps(text, ensure_ascii=False)[1:-1].encode()}
+        for what, text in private.items()
+        if what.startswith(SECRET)
+    }
     used = list(traces)
     for file in sorted(directory.rglob("*")):
         if not file.is_file():
@@ -79,27 +91,56 @@ def scan(directory: Path, private: Mapping[str, str], own: Path, traces: Iterabl
             certification.verify_archive(data, lambda _: None).status != "absent" or archives.comment(data)
         ):
             raise Failed(f"{shown} is signed")
-        if found := [what for what, secret in secrets.items() if secret in data]:
+        if found := [what for what, forms in secrets.items() if any(form in data for form in forms)]:
             raise Failed(f"{shown} names {found[0]} of the builder")
         if file.suffix == ".lbpkg" or file.is_relative_to(own):
             continue
-        text = data.decode(errors="replace")
+        text = _strings(data.decode(errors="replace"), file.suffix)
         for what, place in places.items():
             if place.search(text) or place.search(str(shown)):
                 raise Failed(f"{shown} names {what} of the builder")
 
 
 def public(text: str, private: Mapping[str, str]) -> str:
-    """A text of a program without what is private."""
+    """A text of a program without what is private, and without colours."""
+    text = COLOURS.sub("", text)
     for what, each in sorted(private.items(), key=lambda item: -len(item[1])):
         text = _pattern(each).sub(f"<{what.removeprefix('the ')}>" + ("/" if each.endswith("/") else ""), text)
     return text
 
 
+def public_value(value: Any, private: Mapping[str, str]) -> Any:
+    """A JSON value with every text in it, keys too, made :func:`public`."""
+    if isinstance(value, str):
+        return public(value, private)
+    if isinstance(value, list):
+        return [public_value(each, private) for each in value]
+    if isinstance(value, dict):
+        return {public(key, private): public_value(each, private) for key, each in value.items()}
+    return value
+
+
+def _strings(text: str, suffix: str) -> str:
+    """What a file says to its reader: of JSON every text in it, a line each, as it is meant."""
+    if suffix != ".json":
+        return COLOURS.sub("", text)
+    found: list[str] = []
+    json.loads(text, object_pairs_hook=lambda pairs: found.extend(each for pair in pairs for each in _texts(pair)))
+    return COLOURS.sub("", "\n".join(found))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _texts(each)
+
+
 def _pattern(text: str) -> re.Pattern[str]:
     """Where a private text stands: a path only where one begins, a name only as a word of its own."""
     if text.startswith("/"):
-        return re.compile(rf"(?<![\w>.-]){re.escape(text)}")
+        return re.compile(rf"(?:(?<![\w>.-])|(?<=\s-[A-Za-z])){re.escape(text)}" + ("" if text.endswith("/") else r"(?![\w-])"))
     return re.compile(rf"(?<!\w){re.escape(text)}(?!\w)")
 
 

@@ -1,4 +1,4 @@
-"""The installed SDK is the published one, and the one that is imported: every file of it against its own RECORD.
+"""The installed SDK is whole, and the one that is imported: every file of it against its own RECORD.
 
 What Python has compiled has no hash in a RECORD; it must be what the recorded source compiles to, because Python runs it in the
 source's place.
@@ -18,11 +18,13 @@ from pathlib import Path
 from types import CodeType
 
 from evidence import Failed
+from evidence.recheck import SDK
 
-SDK = "langbot-plugin"
 CACHE = "__pycache__"
 HEADER = 16
 """Bytes before the code in a compiled file (PEP 552)."""
+STARTERS = ("sitecustomize", "usercustomize")
+"""Modules that Python imports by itself (library reference, ``site``)."""
 SHOWN = 5
 """Files that are named."""
 
@@ -76,6 +78,7 @@ def verify(name: str = SDK, *, path: list[str] | None = None) -> Verified:
             wrong += [f"{shown} {reason}"] if (reason := _not_of_its_source(file)) else []
         elif file.resolve() not in recorded:
             wrong.append(f"{shown} is in no RECORD")
+    wrong += [f"{each} runs at every start and is in no RECORD" for each in _unrecorded_starters(base)]
     if path is None:
         wrong += [f"{top} is imported from elsewhere" for top in _modules(distribution) if not _is_imported(top, recorded)]
     if wrong:
@@ -100,6 +103,20 @@ def _not_of_its_source(file: Path) -> str:
         return "cannot be read"
     same = isinstance(code, CodeType) and code == compile(source.read_bytes(), str(source), "exec", dont_inherit=True)
     return "" if same else "is compiled from another source"
+
+
+def _unrecorded_starters(site_packages: Path) -> list[str]:
+    """What Python runs from this directory whenever it starts, and no distribution has put there."""
+    recorded = {
+        Path(str(each)).parts[0]
+        for distribution in importlib.metadata.distributions(path=[str(site_packages)])
+        for each in distribution.files or ()
+    }
+    return sorted(
+        each.name
+        for each in site_packages.iterdir()
+        if (each.suffix == ".pth" or each.name.split(".")[0] in STARTERS) and each.name not in recorded
+    )
 
 
 def _modules(distribution: importlib.metadata.Distribution) -> list[str]:

@@ -32,7 +32,7 @@ from langbot_plugin.runtime.plugin.worker_launcher import PluginWorkerLauncher
 from langbot_plugin.utils.discover.engine import ComponentDiscoveryEngine
 
 from evidence import Failed
-from evidence.sdk_record import SDK
+from evidence.recheck import SDK
 
 IMPORTED_WITHIN = 120.0
 """Seconds a process may take to import the SDK."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from evidence import Failed, gate, recheck
-from evidence.scan import public
+from evidence.scan import public, public_value
 
 INSTALLED_SUITES = "test_coding_*.py"
 SUITES = "certification-tests/"
@@ -34,7 +34,7 @@ TESTED_WITHIN = 7200.0
 """Seconds a run of the suites may take, several times what two busy cores need."""
 INTERRUPTED = 30.0
 """Seconds interrupted programs get to end what they have started before they are killed."""
-SETTINGS = re.compile(r"PYTEST_|PYTHON(?!DONTWRITEBYTECODE)|CODING_|SUITE_PREPARE|SUITE_SERVES|REQUIRE_NSJAIL")
+SETTINGS = re.compile(r"PYTEST_|PYTHON|PY_COLORS|FORCE_COLOR|CODING_|SUITE_PREPARE|SUITE_SERVES|REQUIRE_NSJAIL")
 """Variables that say what is tested, and how; ``SUITE_REQUIRE_ALL`` can only make a run stricter."""
 
 
@@ -55,7 +55,7 @@ def probes(program: Path, extractions: Mapping[str, Path], root: Path, private: 
     Raises :class:`evidence.Failed` when it is not content with one.
     """
     commands = [[sys.executable, str(program), str(place)] for place in extractions.values()]
-    ended = _run_all(commands, root, {}, PROBED_WITHIN)
+    ended = run_all(commands, root, {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": os.devnull}, PROBED_WITHIN)
     return {
         name: _content(name, command, done, private) for name, command, done in zip(extractions, commands, ended, strict=True)
     }
@@ -68,7 +68,7 @@ def _content(name: str, command: Sequence[str], done: tuple[int, str, str], priv
         tail = "\n".join((complaint + output).splitlines()[-LAST_LINES:])
         raise Failed(f"{name}: its RPC is not what it should be:\n{public(tail, private)}")
     try:
-        found = json.loads(public(output, private))
+        found = public_value(json.loads(output), private)
     except ValueError:
         raise Failed(f"{name}: the RPC probe printed no JSON object") from None
     try:
@@ -85,8 +85,10 @@ def tests(
 ) -> dict[str, Any]:
     """A run of pytest: counts, and the outcome of every test; what failed or did not run is named with its reason."""
     report = scratch / "report.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *selection]
-    ((code, output, complaint),) = _run_all([command], root, {"SUITE_PREPARE": "1", **more}, TESTED_WITHIN)
+    # What was compiled before, by whomever, is not run.
+    compiled = {"PYTHONPYCACHEPREFIX": str(scratch / "compiled")}
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *selection]
+    ((code, output, complaint),) = run_all([command], root, {"SUITE_PREPARE": "1", **compiled, **more}, TESTED_WITHIN)
     outcomes: dict[str, list[dict[str, str]]] = {"passed": [], "failed": [], "skipped": []}
     for case in ET.parse(report).iter("testcase") if report.exists() else ():
         kind = "passed"
@@ -115,7 +117,7 @@ def shown(command: Sequence[str], private: Mapping[str, str]) -> str:
     return public(" ".join(["python3", *command[1:]] if command[0] == sys.executable else command), private)
 
 
-def _run_all(
+def run_all(
     commands: Sequence[Sequence[str]], root: Path, more: Mapping[str, str], within: float
 ) -> list[tuple[int, str, str]]:
     """Exit code and both outputs of each command, all at once; when this is interrupted they are too, and have ended then.
