@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -190,6 +191,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if session.config.option.collectonly or session.config.pluginmanager.has_plugin(SERVING):
         return
     package_roots.link(session.items)
+    marked = session.config.option.markexpr
+    _jails.asked = bool(re.search(rf"\b{JAILED}\b", marked)) and not re.search(rf"\bnot {JAILED}\b", marked)
     prepare = bool(os.environ.get("SUITE_PREPARE"))
     capture = session.config.pluginmanager.getplugin("capturemanager")
     for marker, prepared in NEEDS.items():
@@ -239,6 +242,8 @@ class _Jails:
     """The jailed tests of this run."""
 
     selected: int = 0
+    asked: bool = False
+    """Whether the run is to have them by their mark, so that none may be lost with its mark."""
     reason: str = ""
     ran: int = 0
 
@@ -252,7 +257,7 @@ class _Jails:
 
     def missing(self) -> str:
         """What is wrong with their number where they are required, else empty."""
-        if not self.selected or not _required(JAILED) or self.ran >= JAILED_TESTS:
+        if not (self.selected or self.asked) or not _required(JAILED) or self.ran >= JAILED_TESTS:
             return ""
         return f"REQUIRE_NSJAIL: {self.ran} jailed tests ran, at least {JAILED_TESTS} must."
 

@@ -170,3 +170,11 @@ class TestTheirNumber:
         done = suite(tmp_path, "def test_it():\n    pass\n", REQUIRE_NSJAIL="1")
         assert done.returncode == 0
         assert "jailed tests" not in done.stdout
+
+    def test_a_run_that_wants_them_by_their_mark_and_finds_none_fails(self, tmp_path: Path) -> None:
+        """Our rule: tests that lost their mark, or whose file is gone, are missed."""
+        source = "import pytest\n@pytest.mark.static\ndef test_it():\n    pass\n"
+        done = suite(tmp_path, source, "-m", "nsjail or static", REQUIRE_NSJAIL="1")
+        assert done.returncode == 1
+        assert "REQUIRE_NSJAIL: 0 jailed tests ran" in done.stdout
+        assert suite(tmp_path, source, "-m", "static and not nsjail", REQUIRE_NSJAIL="1").returncode == 0

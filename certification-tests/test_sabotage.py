@@ -12,10 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from langbot_plugin.entities.io.context import InstallationBinding
 
 from testkit import hostile_trees
 from tooling import ROOT, packages, trials
 from tooling.sabotages import SABOTAGES, Sabotage
+from tooling.sabotages.line import HANGS
 
 SOURCE = """\
 import os
@@ -41,6 +43,18 @@ def test_other():
     assert thing.other() == 1
 """
 GOOD = "return number * 2"
+REQUIRED = {
+    "config-kept-on-self",
+    "revocation-hook-skipped",
+    "daemon-ids-compared-instead-of-incarnations",
+    "cancel-acknowledged-before-the-agent-is-gone",
+    "workers-environment-inherited",
+    "hmac-check-skipped",
+    "last-delta-dropped",
+    "approval-answered-by-order",
+    "every-child-waited-for",
+    "token-in-a-log-line",
+}
 
 
 @pytest.fixture
@@ -177,11 +191,29 @@ def test_what_only_breaks_is_not_caught(tried: Callable[..., tuple[int, list[str
         assert why in line.partition(": ")[2] or why == "SyntaxError"
 
 
-def test_a_test_that_hangs_has_noticed(tried: Callable[..., tuple[int, list[str]]]) -> None:
-    """Our rule: a bound that runs out is the test's own word."""
-    code, said = tried(wrong("__import__('time').sleep(600)"), seconds=2)
+def test_a_test_that_hangs_has_noticed_where_that_is_expected(tried: Callable[..., tuple[int, list[str]]]) -> None:
+    """Our rule: a bound that runs out speaks for the test where the table says so."""
+    hangs = dataclasses.replace(wrong("__import__('time').sleep(600)"), red=HANGS)
+    code, said = tried(hangs, seconds=1)
     assert code == 0
     assert "Timeout" in said[0]
+
+
+def test_a_test_that_hangs_elsewhere_gives_no_verdict(tried: Callable[..., tuple[int, list[str]]]) -> None:
+    """Our rule: else it may have been a slow machine; the test gets more time once, and then has to say what is wrong."""
+    code, said = tried(wrong("__import__('time').sleep(600)"), seconds=1)
+    assert code == 1
+    assert "NO VERDICT" in said[0]
+    code, said = tried(wrong("__import__('time').sleep(1.5); return number + 2"), seconds=1)
+    assert code == 0
+    assert "Timeout" not in said[0]
+
+
+def test_the_kinds_that_must_be_tried_are() -> None:
+    """Our rule: these, whatever else is in the table; of a registry's key every part of the SDK's binding."""
+    named = {each.name for each in SABOTAGES}
+    assert named >= REQUIRED
+    assert named >= {f"registry-without-the-bindings-{field}" for field in InstallationBinding.model_fields}
 
 
 def test_a_test_that_is_red_anyway_catches_nothing(tried: Callable[..., tuple[int, list[str]]], repository: Path) -> None:

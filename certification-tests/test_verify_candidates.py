@@ -46,7 +46,7 @@ from evidence import (
     summary,
 )
 from testkit import hostile_trees, sdk_worker
-from tooling import ROOT, packages
+from tooling import ROOT, jail, packages
 
 pytestmark = [pytest.mark.evidence, pytest.mark.timeout(300)]
 
@@ -861,8 +861,8 @@ class TestFrozen:
         (root / "pytest.ini").write_text("[pytest]\nmarkers = nsjail: jailed\n")
         commit_all(root)
         monkeypatch.setattr(candidate, "ROOT", root)
-        monkeypatch.setattr(candidate.jail, "impossible", lambda: "")
-        monkeypatch.setattr(candidate.jail, "site_packages", lambda: Path(langbot_plugin.__file__).parent.parent)
+        monkeypatch.setattr(jail, "impossible", lambda: "")
+        monkeypatch.setattr(jail, "site_packages", lambda: Path(langbot_plugin.__file__).parent.parent)
         said = json.loads((copy / "inventory.json").read_text(encoding="utf-8"))
         made = candidate.Candidate(copy, said["commit"], suites="all", private={"the place": str(tmp_path)})
         made.inventory |= {**said, "steps": said["steps"][:-1]}

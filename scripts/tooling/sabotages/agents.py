@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tooling.sabotages.line import Sabotage, pkg
+from tooling.sabotages.line import HANGS, Sabotage, pkg
 
 _SUPERVISOR = "test_process_supervisor.py"
 _TREE = f"{_SUPERVISOR}::test_hostile_tree_is_gone_when_stop_returns"
@@ -92,6 +92,7 @@ _processes = (
         "if not self.control.open:",
         "if False:",
         (f"{_SUPERVISOR}::test_a_closed_channel_alone_ends_the_tree",),
+        red=HANGS,
     ),
     Sabotage(
         "jobs-processes-unmarked",
@@ -223,6 +224,7 @@ _approvals = (
         "elif channel.ended or (left := turn.until - time.monotonic()) <= 0:",
         "elif channel.ended or (left := 1e9 + turn.until - time.monotonic()) <= 0:",
         (f"{_PARKING}::test_on_its_deadline_the_turn_is_cancelled_and_the_next_run_says_so",),
+        red=HANGS,
     ),
     Sabotage(
         "anybody-answers-after-a-restart",
@@ -248,6 +250,7 @@ _approvals = (
         "if False:",
         (f"{_PARKING}::test_a_parked_turn_is_taken_back_once",),
         within="def take(self, turn",
+        red=HANGS,
     ),
     Sabotage(
         "settled-request-answered-again",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tooling.sabotages.line import Sabotage, pkg
+from tooling.sabotages.line import HANGS, Sabotage, pkg
 
 _INSTALLATIONS = "test_installations.py"
 _STATELESS = "test_statelessness_sources.py"
@@ -113,6 +113,7 @@ _revocation = (
         "steps.push_async_callback(self.parked.end_all)",
         "",
         ("test_parking.py::test_revocation_ends_a_parked_turn",),
+        red=HANGS,
     ),
     Sabotage(
         "revocation-leaves-live-sessions",
@@ -120,6 +121,7 @@ _revocation = (
         "steps.push_async_callback(self.warm.close_all)",
         "",
         (f"{_INSTALLATIONS}::test_revoking_closes_sessions_ends_work_and_drops_secrets",),
+        red=HANGS,
     ),
     Sabotage(
         "revocation-leaves-background-work",
@@ -177,6 +179,7 @@ _revocation = (
         "pass",
         (f"{_TOOLS}::test_a_call_in_flight_at_the_runs_end_is_cancelled_and_says_so",),
         within="async def _settle(",
+        red=HANGS,
     ),
     Sabotage(
         "revoked-daemons-stay",

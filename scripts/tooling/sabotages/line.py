@@ -11,7 +11,8 @@ class Sabotage:
 
     ``old`` and ``new`` are lines without their indentation; ``old`` stands in ``file`` once, or once in the block that the line
     beginning with ``within`` opens. ``tests`` are ids below ``certification-tests``, of one package; one of them must fail.
-    ``red`` is a pattern for what else than a failed assertion is the right failure: an error that says what the line broke.
+    ``red`` is a pattern for what else than a failed assertion is the right failure: an error that says what the line broke, or
+    :data:`HANGS`.
     """
 
     name: str
@@ -21,6 +22,10 @@ class Sabotage:
     tests: tuple[str, ...]
     within: str = ""
     red: str = ""
+
+
+HANGS = r"^Failed: Timeout \(>"
+"""The test waits until its bound runs out (pytest-timeout); else that is a slow machine's word, not the test's."""
 
 
 def pkg(module: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tooling.sabotages.line import Sabotage, pkg
+from tooling.sabotages.line import HANGS, Sabotage, pkg
 
 _PROTOCOL = "test_relay_protocol.py"
 _STREAMS = "test_relay_protocol_streams.py"
@@ -145,6 +145,7 @@ _delivery = (
         "return True",
         (f"{_STREAMS}::test_a_journal_without_a_disk_holds_the_producer_at_its_memory",),
         within="def emit(",
+        red=HANGS,
     ),
     Sabotage(
         "command-started-twice",
@@ -287,6 +288,7 @@ _network = (
         "return exc",
         "return super().process_redirect(exc)",
         (f"{_WIRE}::TestWayOut::test_no_redirect_is_followed",),
+        red=HANGS,
     ),
     Sabotage(
         "compression-offered",
@@ -309,6 +311,7 @@ _network = (
         'if not hmac.compare_digest(shown, pin.replace(":", "").lower()):',
         "if False:",
         (f"{_WIRE}::TestCertificates::test_a_hub_with_another_certificate_hears_nothing",),
+        red=HANGS,
     ),
     Sabotage(
         "tools-for-any-host-name",
@@ -316,6 +319,7 @@ _network = (
         'if not _names_this_machine(request.headers.get("Host"), scheme=""):',
         "if False:",
         ("test_langbot_tools.py::test_every_request_is_judged_before_its_body_is_read",),
+        red=HANGS,
     ),
     Sabotage(
         "tools-for-any-page",
@@ -323,6 +327,7 @@ _network = (
         'if origin is not None and not _names_this_machine(origin, scheme="http"):',
         "if False:",
         ("test_langbot_tools.py::test_every_request_is_judged_before_its_body_is_read",),
+        red=HANGS,
     ),
     Sabotage(
         "tools-for-the-whole-network",
