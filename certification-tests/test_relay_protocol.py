@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pkg import relay_auth
+from pkg import limits, relay_auth
 from pkg import relay_protocol as relay
 from pkg.relay_admission import REASONS, reason_text
 from pkg.relay_auth import Transcript, challenge_frame
@@ -544,6 +544,45 @@ def test_an_installation_has_at_most_128_daemons_and_128_jobs(monkeypatch: pytes
         hub.hub.start_job("north", "d5", {})
     daemons[9].gone()
     assert RawDaemon(hub, "late").join().types()[-1] == "daemon.ready"
+
+
+def test_proven_connections_that_are_not_live_are_bounded_with_the_live_ones() -> None:
+    """Our rule: who proves itself and never says which jobs it has gives way, and keeps no other daemon of its own out."""
+    hub = line()
+    hub.hub.put_secret("south", OTHER_TOKEN, hub.now)
+    other = RawDaemon(hub, "other", OTHER_TOKEN).join()
+
+    def proven(daemon_id: str) -> RawDaemon:
+        one = RawDaemon(hub, daemon_id)
+        one.hello()
+        one.prove()
+        return one
+
+    def open_ones(daemons: list[RawDaemon]) -> int:
+        return sum(hub.hub.closing(daemon.number) is None for daemon in daemons)
+
+    slow = proven("slow")
+    crowd = [proven("crowd") for _ in range(300)]
+    assert open_ones(crowd) == limits.RELAY_CONNECTIONS - 1
+    assert crowd[0].closed == (1013, reason_text("connections_full"))
+    live = [RawDaemon(hub, f"d{number}").join() for number in range(127)]
+    assert open_ones(live) == 127
+    assert open_ones(crowd) == limits.RELAY_CONNECTIONS - 128
+    slow.state()
+    assert slow.types()[-1] == "daemon.ready", "a crowd of one daemon id pushes out nobody else"
+    for one in [*crowd, *live, slow]:
+        one.gone()
+    assert set(hub.hub._connected) == {"south"}
+    assert other.closed is None
+
+
+def test_a_daemon_comes_again_where_an_installation_has_all_its_daemons() -> None:
+    """Our rule: who takes its own old connection's place needs no free one."""
+    hub = line()
+    live = [RawDaemon(hub, f"d{number}").join() for number in range(128)]
+    again = RawDaemon(hub, "d5").join()
+    assert again.types()[-1] == "daemon.ready"
+    assert live[5].closed == (1012, reason_text("daemon_replaced"))
 
 
 # ------------------------------------------------------------------ jobs and their ends

@@ -587,6 +587,9 @@ RELAY_CANCEL: Final = 10.0
 RELAY_DAEMONS: Final = 128
 """Daemons of one installation connected at once."""
 
+RELAY_CONNECTIONS: Final = RELAY_DAEMONS + 16
+"""Proven connections of one installation: its daemons, and those that still say which jobs they have, or whom they replace."""
+
 RELAY_PARAMETERS: Final = 16
 """Parameters of a failure that a daemon tells of; no text has more than a few."""
 

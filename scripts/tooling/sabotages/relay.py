@@ -258,6 +258,13 @@ _ends = (
         (f"{_PROTOCOL}::test_past_its_lease_a_job_is_lost_for_both_sides",),
     ),
     Sabotage(
+        "proven-connections-not-counted",
+        pkg("relay_hub"),
+        "if len(others) >= limits.RELAY_CONNECTIONS:",
+        "if False:",
+        (f"{_PROTOCOL}::test_proven_connections_that_are_not_live_are_bounded_with_the_live_ones",),
+    ),
+    Sabotage(
         "silent-daemon-kept",
         pkg("relay_hub"),
         "if now >= socket.heard + self.times.dead:",
