@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -514,6 +516,60 @@ def test_what_a_secret_costs_does_not_grow_with_everybody_else_s(monkeypatch: py
     assert tried == 40
     hub.hub.put_secret("north", TOKEN, hub.now)
     assert hub.hub.parked == 0
+
+
+def calls(work: Callable[[], object]) -> int:
+    """How many calls some work makes, those of built-in functions included."""
+    made = 0
+
+    def seen(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal made
+        made += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(seen)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return made
+
+
+def test_showing_a_secret_costs_the_same_whoever_else_has_one() -> None:
+    """Our rule: nobody's first run waits longer for each other installation; nothing of a token outlives its last holder."""
+    hub = Line(shared=True)
+    costs = []
+    for number in range(1000):
+        token = f"installation-{number:04d}-aB7cD2eF9gH4iJ6kL1mN8oP3qR5"
+        costs.append(calls(lambda name=number, token=token: hub.hub.put_secret(name, token, hub.now)))  # type: ignore[misc]
+    assert costs[999] == costs[10]
+    hub.hub.put_secret("copy", "installation-0500-aB7cD2eF9gH4iJ6kL1mN8oP3qR5", hub.now)
+    assert (hub.hub.rivals("copy"), hub.hub.rivals(500), hub.hub.rivals(501)) == ([500], ["copy"], [])
+    hub.hub.revoke(500, hub.now)
+    assert not hub.hub.conflicting("copy")
+    for installation in [*range(1000), "copy"]:
+        hub.hub.revoke(installation, hub.now)
+    assert hub.hub._secrets == relay_auth.Secrets()
+
+
+def test_what_a_strangers_proof_costs_for_each_installation_is_what_needs_its_token() -> None:
+    """Our rule: what is the same for all tokens is worked out once for a proof that none of them has made."""
+
+    def cost(installations: int) -> int:
+        hub = Line(shared=True)
+        for number in range(installations):
+            hub.hub.put_secret(number, f"installation-{number:04d}-aB7cD2eF9gH4iJ6kL1mN8oP3qR5", hub.now)
+        stranger = RawDaemon(hub, "stranger", OTHER_TOKEN)
+        stranger.hello()
+        handshake = stranger.transcript()
+        frame = json.dumps({"type": "daemon.proof", "proof": handshake.proof(stranger.key, "daemon")}).encode()
+        spent = calls(lambda: stranger.push(frame))
+        assert hub.hub.parked == 1
+        alone.append(calls(lambda: handshake.proves(relay.daemon_key(OTHER_TOKEN, "stranger"), "daemon", "no")))
+        return spent
+
+    alone: list[int] = []
+    assert (cost(300) - cost(100)) / 200 < alone[0] / 2
 
 
 def test_daemons_that_are_away_with_fences_are_remembered_up_to_a_bound() -> None:

@@ -4,10 +4,10 @@ An :class:`AgentRuntimeDaemonHub` is one installation's; where many installation
 one :class:`pkg.relay_listener.Listener` for each address, and the token alone decides whose a daemon is. The names are those
 of the SDK's relay, so that code written for it moves over with its import.
 
-Guarantees: starting is serialized, the same settings are the same listener, other settings are a ``daemon_hub_conflict`` and
-never a silent reuse; a hub never acts in the context of the run that started it; :func:`revoke` (and the installation's own
-revocation) drops exactly one installation's secret, daemons and jobs; in a shared worker a secret is held only while a run or
-a connected daemon needs it.
+Guarantees: starting is serialized and waits for nobody's connections to end, the same settings are the same listener, other
+settings are a ``daemon_hub_conflict`` and never a silent reuse; a hub never acts in the context of the run that started it;
+:func:`revoke` (and the installation's own revocation) drops exactly one installation's secret, daemons and jobs; in a shared
+worker a secret is held only while a run or a connected daemon needs it.
 """
 
 from __future__ import annotations
@@ -206,14 +206,12 @@ class AgentRuntimeDaemonHub:
         problem = token_problem(token) if strict else "" if token else "missing"
         if problem:
             raise self._error("daemon_token_required", problem=problem, command=TOKEN_COMMAND)
-        await to_the_end(self._start(host, port, token))
+        if not self._started(host, port, token):
+            await to_the_end(self._start(host, port, token))
 
     async def _start(self, host: str, port: int, token: str) -> None:
         async with _turn():
-            if self._settings is not None and self.is_running:
-                if self._settings != (host, port, token):
-                    raise self._error("daemon_hub_conflict", address=self.endpoint)
-                self._check_conflict()
+            if self._started(host, port, token):
                 return
             owner = installations.installation(self._installation)
             if owner.revoked:
@@ -228,6 +226,15 @@ class AgentRuntimeDaemonHub:
             if self._forget is None:
                 self._forget = owner.hold(self._revoke)
             self._check_conflict()
+
+    def _started(self, host: str, port: int, token: str) -> bool:
+        """Whether it runs with these settings; raises when it runs with others, or with a token that is another's too."""
+        if self._settings is None or not self.is_running:
+            return False
+        if self._settings != (host, port, token):
+            raise self._error("daemon_hub_conflict", address=self.endpoint)
+        self._check_conflict()
+        return True
 
     def _check_conflict(self) -> None:
         """Both installations keep their secret here, so that neither has daemons until one of them changes it."""
@@ -271,16 +278,18 @@ class AgentRuntimeDaemonHub:
             async with traceless.within(limits.RELAY_STOP):
                 for job in listener.jobs_of(self._installation):
                     await job.ended.wait()
-        async with _turn():
-            listener.drop(self._installation)
-            await self._close_unused(listener)
+        listener.drop(self._installation)
+        await self._close_unused(listener)
 
     async def _close_unused(self, listener: Listener) -> None:
-        if listener.users:
-            return
-        for address, known in list(_listeners.items()):
-            if known is listener:
-                del _listeners[address]
+        async with _turn():
+            if listener.users:
+                return
+            for address, known in list(_listeners.items()):
+                if known is listener:
+                    del _listeners[address]
+            listener.shut()
+        # Without the turn: connections that do not answer a close take their time, and others start meanwhile.
         await listener.close()
 
     def _leave(self) -> Listener | None:
@@ -299,10 +308,6 @@ class AgentRuntimeDaemonHub:
             listener.forbid(self._installation)
             installations.installation(self._installation).adopt(self._ended(listener), name="relay revocation")
 
-    async def _close_after(self, listener: Listener) -> None:
-        async with _turn():
-            await self._close_unused(listener)
-
     def release(self) -> None:
         """In a shared worker: forget the secret unless a job, a waiting run or a connected daemon needs it."""
         listener = self._listener
@@ -317,15 +322,17 @@ class AgentRuntimeDaemonHub:
             return
         self._leave()
         listener.drop(self._installation)
-        installations.installation(self._installation).adopt(self._close_after(listener), name="relay close")
+        installations.installation(self._installation).adopt(self._close_unused(listener), name="relay close")
 
     @contextlib.asynccontextmanager
     async def in_use(self, host: str, port: int, token: str) -> AsyncIterator[None]:
         """Started with these settings, and kept so while the block runs; see :meth:`reconfigure`."""
-        with self._needed():
-            await self.reconfigure(host, port, token)
-            yield
-        self.release()
+        try:
+            with self._needed():
+                await self.reconfigure(host, port, token)
+                yield
+        finally:
+            self.release()
 
     async def reconfigure(self, host: str, port: int, token: str) -> None:
         """Start with other settings than before; a ``daemon_hub_conflict`` while jobs run.

@@ -192,6 +192,10 @@ class HubProtocol:
         """Whether another installation has shown the same token, so that neither can have daemons."""
         return self._secrets.conflicting(installation)
 
+    def rivals(self, installation: Installation) -> list[Installation]:
+        """The other installations that have shown the same token."""
+        return self._secrets.rivals(installation)
+
     def forbid(self, installation: Installation, now: float) -> None:
         """Admit no daemon of this installation any more and begin the end of its jobs; its connections may still prove it."""
         self._now = now

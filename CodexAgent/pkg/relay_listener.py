@@ -5,8 +5,8 @@ run in an empty context, whoever opened it: no frame is ever handled with some r
 
 Guarantees: strangers cost a bounded number of connections of a bounded size each; one task per connection reads and one writes,
 both ended and awaited with the connection; a connection whose other side takes nothing is cut; a job is told everything that
-concerns it on the loop's own turn, in order; :meth:`Listener.close` returns when no task, connection or socket of the listener
-is left.
+concerns it on the loop's own turn, in order; :meth:`Listener.shut` frees the address at once; :meth:`Listener.close` returns
+when no task, connection or socket of the listener is left.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import contextvars
 import functools
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -89,6 +89,7 @@ class Listener:
         self._jobs: dict[str, Job] = {}
         self._owners: dict[str, Installation] = {}
         self._server: Server | None = None
+        self._closing = asyncio.Lock()
         self._wakes: dict[int, asyncio.Event] = {}
         self._connections: dict[int, ServerConnection] = {}
         self._entrance = Entrance()
@@ -111,7 +112,7 @@ class Listener:
     @property
     def open(self) -> bool:
         """Whether it listens."""
-        return self._server is not None
+        return self._server is not None and self._server.is_serving()
 
     async def start(self) -> None:
         """Bind and listen; raises ``OSError``. Must run in an empty context."""
@@ -122,8 +123,17 @@ class Listener:
             self._disk = ThreadPoolExecutor(1, thread_name_prefix="relay-markers")
         self._tick()
 
+    def shut(self) -> None:
+        """Stop listening: the address is free for another listener. :meth:`close` does the rest, which takes time."""
+        if self._server is not None:
+            self._server.server.close()
+
     async def close(self) -> None:
         """Stop listening, end every job as far as that can be done in time, and close every connection."""
+        async with self._closing:
+            await self._close()
+
+    async def _close(self) -> None:
         server, self._server = self._server, None
         if server is None:
             return
@@ -157,25 +167,34 @@ class Listener:
 
     def register(self, installation: Installation, token: str, told: Callable[[], None]) -> None:
         """Admit the daemons of an installation; ``told()`` is called when something about them has changed."""
-        self.users[installation] = told
-        self.protocol.put_secret(installation, token, relay_sockets.relay_clock())
-        self.pump()
-        # Whoever has the same secret would wait for its daemons in vain from now on.
-        for tell in [tell for each, tell in self.users.items() if self.protocol.conflicting(each)]:
-            tell()
+        with self._rivals_told(installation):
+            self.users[installation] = told
+            self.protocol.put_secret(installation, token, relay_sockets.relay_clock())
+            self.pump()
+
+    @contextlib.contextmanager
+    def _rivals_told(self, installation: Installation) -> Iterator[None]:
+        """Tell those that have the same secret before or after the block: they wait for daemons in vain, or do so no more."""
+        rivals = dict.fromkeys(self.protocol.rivals(installation))
+        yield
+        rivals.update(dict.fromkeys(self.protocol.rivals(installation)))
+        for told in [self.users[rival] for rival in rivals if rival in self.users]:
+            told()
 
     def forbid(self, installation: Installation) -> None:
         """Forget an installation's secret and begin the end of its jobs, which are told that it is revoked."""
         for job in self.jobs_of(installation):
             job.reason = "revoked"
-        self.protocol.forbid(installation, relay_sockets.relay_clock())
-        self.pump()
+        with self._rivals_told(installation):
+            self.protocol.forbid(installation, relay_sockets.relay_clock())
+            self.pump()
 
     def drop(self, installation: Installation) -> None:
         """Forget an installation: its secret, its daemons, its jobs."""
-        self.users.pop(installation, None)
-        self.protocol.revoke(installation, relay_sockets.relay_clock())
-        self.pump()
+        with self._rivals_told(installation):
+            self.users.pop(installation, None)
+            self.protocol.revoke(installation, relay_sockets.relay_clock())
+            self.pump()
 
     def jobs_of(self, installation: Installation) -> list[Job]:
         """The installation's jobs that are not over."""

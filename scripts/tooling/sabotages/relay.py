@@ -25,7 +25,7 @@ _belief = (
     Sabotage(
         "proof-not-checked",
         pkg("relay_auth"),
-        'return hmac.compare_digest(self.proof(key, role).encode("ascii"), proof.encode("utf-8", "replace"))',
+        'return hmac.compare_digest(nonce_text(_hmac(key, self._body)).encode("ascii"), self._shown)',
         "return True",
         (f"{_PROTOCOL}::test_a_wrong_token_stops_the_daemon_with_an_explanation",),
     ),
