@@ -666,6 +666,41 @@ class TestListener:
         with pytest.raises(OSError):
             await asyncio.open_connection("127.0.0.1", port)
 
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [
+            ("127.0.0.1", "localhost"),
+            ("localhost", "127.0.0.1"),
+            ("::1", "0:0:0:0:0:0:0:1"),
+            ("0.0.0.0", "127.0.0.1"),
+            ("::", "::1"),
+        ],
+    )
+    async def test_one_address_is_one_listener_however_it_is_written(self, first: str, second: str) -> None:
+        """Our rule: no installation's way of naming this machine keeps another from its address."""
+        port = free_port()
+        one, two = (
+            AgentRuntimeDaemonHub(error_code_prefix="coding", shared=True, installation=name, times=TIMES)
+            for name in ("one", "two")
+        )
+        async with one.in_use(first, port, TOKEN), two.in_use(second, port, OTHER_TOKEN):
+            assert one._listener is two._listener
+            async with running_daemon(ScriptedDaemon(url=f"ws://{'[::1]' if ':' in first else '127.0.0.1'}:{port}")):
+                await one.wait_for_daemon("laptop", WAIT)
+            assert await two.list_daemons() == []
+
+    async def test_an_address_that_includes_anothers_is_refused_with_what_is_in_the_way(self) -> None:
+        """Our rule: the person reads which address the other installation has, and that it can be shared."""
+        port = free_port()
+        two = AgentRuntimeDaemonHub(error_code_prefix="coding", shared=True, installation="two", times=TIMES)
+        async with running_hub(shared=True, installation="one", port=port):
+            error = await refusal(two.start("0.0.0.0", port, OTHER_TOKEN))
+            assert error.code == "coding.daemon_address_overlaps"
+            assert f"port {port}" in str(error)
+            assert '"daemon-host" to 127.0.0.1' in str(error)
+            await two.start("127.0.0.2", port, OTHER_TOKEN)
+            await two.stop()
+
     async def test_a_hub_is_of_one_package_and_one_installation(self) -> None:
         """Our rule: whoever asks for a hub gets none that another installation, or another package, has set up."""
         asked = [(product, installation) for product in ("one", "other") for installation in ("east", "west")]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import ipaddress
 import logging
@@ -43,7 +44,7 @@ _DIGITS: Final = re.compile("[0-9]{1,9}")
 
 _hubs: Final[dict[tuple[Hashable, Hashable], AgentRuntimeDaemonHub]] = {}
 _listeners: Final[dict[tuple[str, int], Listener]] = {}
-"""Listeners that several installations may share."""
+"""Listeners that several installations may share, by the address that each has bound and the port that was asked for."""
 _starting: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]] = weakref.WeakKeyDictionary()
 
 
@@ -200,7 +201,7 @@ class AgentRuntimeDaemonHub:
         """Listen, or join the listener of this address; nothing to do when that is done with the same settings.
 
         Raises :class:`AgentRuntimeDaemonError`: ``daemon_token_required``, ``daemon_token_conflict``, ``daemon_hub_conflict``,
-        ``daemon_bind_failed``, ``revoked``.
+        ``daemon_bind_failed``, ``daemon_address_overlaps``, ``revoked``.
         """
         strict = self._shared or runtime_support.worker_shape() is WorkerShape.JAIL
         problem = token_problem(token) if strict else "" if token else "missing"
@@ -216,8 +217,8 @@ class AgentRuntimeDaemonHub:
             owner = installations.installation(self._installation)
             if owner.revoked:
                 raise self._error("revoked")
-            listener = _listeners.get((host, port)) if self._shared else None
-            if listener is None or not listener.open:
+            listener = _serving(host, port) if self._shared else None
+            if listener is None:
                 listener = await self._open(host, port)
             if self._installation in listener.users:
                 raise self._error("daemon_hub_conflict", address=f"{host}:{port}")
@@ -249,9 +250,16 @@ class AgentRuntimeDaemonHub:
             log.warning(
                 "the hub can't listen on %r, port %d: %s", host, port, getattr(exc, "strerror", "") or type(exc).__name__
             )
+            if (
+                self._shared
+                and isinstance(exc, OSError)
+                and exc.errno == errno.EADDRINUSE
+                and (other := _overlapping(host, port))
+            ):
+                raise self._error("daemon_address_overlaps", host=host, port=port, other=other) from None
             raise self._error("daemon_bind_failed", host=host, port=port) from None
         if self._shared:
-            _listeners[host, port] = listener
+            _listeners[_literal(host), port] = listener
         return listener
 
     async def ensure_started_from_config(self, config: Mapping[str, Any]) -> None:
@@ -498,6 +506,31 @@ def revoke(installation: Hashable) -> None:
 def _literal(host: str) -> str:
     """The address to bind; raises ``ValueError`` for a name: looking it up would take the worker's small executor."""
     return DEFAULT_HOST if host == "localhost" else str(ipaddress.ip_address(host))
+
+
+def _wildcard(literal: str) -> str:
+    """The address that stands for all of this machine's of its version of IP."""
+    return "::" if ":" in literal else "0.0.0.0"
+
+
+def _serving(host: str, port: int) -> Listener | None:
+    """The shared listener whose address is ``host``, however that is written, or includes it; ``None``: there is none."""
+    try:
+        literal = _literal(host)
+    except ValueError:
+        return None
+    found = _listeners.get((literal, port))
+    if found is None and ipaddress.ip_address(literal).is_loopback:
+        found = _listeners.get((_wildcard(literal), port))
+    return found if found is not None and found.open else None
+
+
+def _overlapping(host: str, port: int) -> str:
+    """The address of another shared listener that keeps ``host`` from being bound; ``""``: it is none of ours."""
+    literal = _literal(host)
+    wildcard = _wildcard(literal)
+    taken = [known for (known, its_port) in _listeners if its_port == port and _wildcard(known) == wildcard]
+    return next((known for known in taken if wildcard in (literal, known)), "")
 
 
 def _turn() -> asyncio.Lock:

@@ -265,6 +265,13 @@ _ends = (
         (f"{_PROTOCOL}::test_proven_connections_that_are_not_live_are_bounded_with_the_live_ones",),
     ),
     Sabotage(
+        "listeners-by-the-text-of-their-host",
+        pkg("relay_hub_shell"),
+        "_listeners[_literal(host), port] = listener",
+        "_listeners[host, port] = listener",
+        (f"{_TRUST}::TestListener::test_one_address_is_one_listener_however_it_is_written",),
+    ),
+    Sabotage(
         "silent-daemon-kept",
         pkg("relay_hub"),
         "if now >= socket.heard + self.times.dead:",
