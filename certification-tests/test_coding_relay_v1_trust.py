@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.parse
@@ -72,6 +73,19 @@ from testkit.relay_socket import SocketDaemon
 ROOM = contextvars.ContextVar("ROOM", default="nobody's")
 ROOT = Path(__file__).resolve().parent.parent
 PKG = Path(installations.__file__).resolve().parent
+
+
+def has_ipv6() -> bool:
+    """Whether this machine's IPv6 loopback address can be bound."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+NEEDS_IPV6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback address")
 
 
 @pytest_asyncio.fixture
@@ -671,9 +685,9 @@ class TestListener:
         [
             ("127.0.0.1", "localhost"),
             ("localhost", "127.0.0.1"),
-            ("::1", "0:0:0:0:0:0:0:1"),
+            pytest.param("::1", "0:0:0:0:0:0:0:1", marks=NEEDS_IPV6),
             ("0.0.0.0", "127.0.0.1"),
-            ("::", "::1"),
+            pytest.param("::", "::1", marks=NEEDS_IPV6),
         ],
     )
     async def test_one_address_is_one_listener_however_it_is_written(self, first: str, second: str) -> None:

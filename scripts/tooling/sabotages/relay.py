@@ -270,6 +270,7 @@ _ends = (
         "_listeners[_literal(host), port] = listener",
         "_listeners[host, port] = listener",
         (f"{_TRUST}::TestListener::test_one_address_is_one_listener_however_it_is_written",),
+        red="AgentRuntimeDaemonError",
     ),
     Sabotage(
         "silent-daemon-kept",
