@@ -841,6 +841,28 @@ class TestListener:
             await hub.start("127.0.0.1", 0, TOKEN)
             assert (await refusal(hub.start("127.0.0.1", 0, OTHER_TOKEN))).code == "coding.daemon_hub_conflict"
 
+    async def test_daemons_that_come_and_go_fill_nobodys_log(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Our rule: an installation's daemons cause so many lines and no more, and no other installation's are left out."""
+        monkeypatch.setattr(limits, "RELAY_NOTES", 6)
+        monkeypatch.setattr(limits, "RELAY_NOTES_PER_SECOND", 1e-9)
+        caplog.set_level(logging.INFO, "pkg.relay_listener")
+        port = free_port()
+        async with (
+            running_hub(shared=True, installation="busy", port=port) as busy,
+            running_hub(shared=True, installation="calm", token=OTHER_TOKEN, port=port) as calm,
+            busy.in_use("127.0.0.1", port, TOKEN),
+        ):
+            for _ in range(10):
+                async with SocketDaemon(busy.endpoint, "restless") as one:
+                    await one.join()
+            async with SocketDaemon(calm.endpoint, "desk", OTHER_TOKEN) as one:
+                await one.join()
+        lines = [record.getMessage() for record in caplog.records]
+        assert sum("restless" in line for line in lines) == 6
+        assert "DaemonReady: 'desk'" in lines
+
     async def test_settings_come_from_the_form_then_from_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The SDK's rule: ``daemon-*`` fields, and ``<PREFIX>_*`` variables where a field says nothing."""
         read = agent_runtime_daemon_config_from_plugin_config

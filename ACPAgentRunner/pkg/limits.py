@@ -685,6 +685,12 @@ RELAY_JOB_QUEUE: Final = 1024
 RELAY_SEGMENT_BYTES: Final = 4 * 1024 * 1024
 """Bytes of one file of a job's disk journal; each is given back when all of it is acknowledged."""
 
+RELAY_NOTES: Final = 2 * RELAY_DAEMONS
+"""Lines at once in the worker's log about one installation's daemons: all of them leave and come back."""
+
+RELAY_NOTES_PER_SECOND: Final = 0.2
+"""The same in the long run, whatever its daemons do."""
+
 RELAY_STOP: Final = 12.0
 """Seconds a hub that stops waits for its daemons' proofs: a cancel's time and some for the way."""
 

@@ -25,6 +25,7 @@ from websockets.asyncio.server import Server, ServerConnection
 from websockets.exceptions import ConnectionClosed
 
 from pkg import limits, relay_sockets, traceless
+from pkg.pacing import Allowance, Pace
 from pkg.relay_auth import Installation, nonce_text
 from pkg.relay_entrance import Entrance, address_of, widen
 from pkg.relay_errors import relay_error
@@ -85,6 +86,7 @@ class Listener:
         self.protocol = HubProtocol(
             epoch=nonce_text(secrets.token_bytes(16)), random=secrets.token_bytes, shared=shared, markers=markers, times=times
         )
+        self._notes: dict[Installation, _Notes] = {}
         self._markers = markers
         self._jobs: dict[str, Job] = {}
         self._owners: dict[str, Installation] = {}
@@ -169,6 +171,7 @@ class Listener:
         """Admit the daemons of an installation; ``told()`` is called when something about them has changed."""
         with self._rivals_told(installation):
             self.users[installation] = told
+            self._notes.setdefault(installation, _Notes())
             self.protocol.put_secret(installation, token, relay_sockets.relay_clock())
             self.pump()
 
@@ -193,6 +196,7 @@ class Listener:
         """Forget an installation: its secret, its daemons, its jobs."""
         with self._rivals_told(installation):
             self.users.pop(installation, None)
+            self._notes.pop(installation, None)
             self.protocol.revoke(installation, relay_sockets.relay_clock())
             self.pump()
 
@@ -285,7 +289,8 @@ class Listener:
                 what = (type(event), event.installation, event.daemon_id)
                 if what not in noted:  # a daemon may be fenced for a thousand jobs at once
                     noted.add(what)
-                    _note(event)
+                    if event.installation in self._notes:
+                        self._notes[event.installation].note(event)
         for number in self.protocol.output():
             wake = self._wakes.get(number)
             if wake is not None:
@@ -395,8 +400,23 @@ async def open_listener(
     return listener
 
 
-def _note(event: DaemonReady | DaemonGone | Fenced | FenceLifted) -> None:
-    if isinstance(event, Fenced):
-        log.warning("daemon %r gets no job until one is proven to have ended", event.daemon_id)
-    else:
-        log.info("%s: %r", type(event).__name__, event.daemon_id)
+class _Notes:
+    """What the log, which everybody shares, is told of one installation's daemons: not more than they may cause."""
+
+    def __init__(self) -> None:
+        self._pace = Pace(Allowance(limits.RELAY_NOTES, limits.RELAY_NOTES_PER_SECOND))
+        self._left_out = 0
+
+    def note(self, event: DaemonReady | DaemonGone | Fenced | FenceLifted) -> None:
+        now = relay_sockets.relay_clock()
+        if self._pace.ready_at(1, now) > now:
+            self._left_out += 1
+            return
+        self._pace.take(1, now)
+        if self._left_out:
+            log.info("%d lines about daemons of the same installation as the next were left out", self._left_out)
+            self._left_out = 0
+        if isinstance(event, Fenced):
+            log.warning("daemon %r gets no job until one is proven to have ended", event.daemon_id)
+        else:
+            log.info("%s: %r", type(event).__name__, event.daemon_id)
