@@ -128,6 +128,10 @@ class HubProtocol:
         socket = self._sockets.get(number)
         return socket is not None and socket.channel is not None
 
+    def installation_of(self, number: int) -> Installation:
+        """Whose a proven connection is."""
+        return self._sockets[number].installation
+
     @property
     def parked(self) -> int:
         """How many connections wait for their installation's secret."""

@@ -27,7 +27,7 @@ from websockets.exceptions import ConnectionClosed
 from pkg import limits, relay_sockets, traceless
 from pkg.pacing import Allowance, Pace
 from pkg.relay_auth import Installation, nonce_text
-from pkg.relay_entrance import Entrance, address_of, widen
+from pkg.relay_entrance import Entrance, address_of, proven
 from pkg.relay_errors import relay_error
 from pkg.relay_events import (
     CommandResult,
@@ -368,7 +368,7 @@ class Listener:
                 while (frame := protocol.next_frame(number)) is not None:
                     if narrow and protocol.proven(number):
                         narrow = False
-                        widen(connection)
+                        proven(connection, protocol.installation_of(number))
                     await sending.send(frame)
                 if (close := protocol.closing(number)) is not None:
                     await self._dismiss(connection, *close)

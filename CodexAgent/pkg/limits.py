@@ -658,6 +658,9 @@ RELAY_UNPROVEN_BYTES: Final = 16 * 1024
 RELAY_OPENING: Final = 128
 """Connections in their WebSocket handshake at once: it takes two trips, and a stranger's takes a descriptor of the worker."""
 
+RELAY_DESCRIPTORS_SHARE: Final = 2
+"""Which part of the files a worker may have open connections of daemons take at most: agents and tools need the rest."""
+
 RELAY_LEAVING: Final = 64
 """Refused connections whose answer to the close frame is waited for at once."""
 

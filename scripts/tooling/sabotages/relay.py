@@ -258,6 +258,14 @@ _ends = (
         (f"{_PROTOCOL}::test_past_its_lease_a_job_is_lost_for_both_sides",),
     ),
     Sabotage(
+        "daemons-at-work-give-way-to-new-ones",
+        pkg("relay_entrance"),
+        "one = gives_way(crowd) if largest is None else next(reversed(crowd))",
+        "one = next(iter(crowd))",
+        ("test_coding_relay_v1_bounds.py::TestCrowds::test_all_connections_together_leave_the_worker_half_of_its_descriptors",),
+        red="ConnectionClosed",
+    ),
+    Sabotage(
         "proven-connections-not-counted",
         pkg("relay_hub"),
         "if len(others) >= limits.RELAY_CONNECTIONS:",
