@@ -10,7 +10,8 @@ standard input and output; an answer repeats the request's ``id`` and has either
 - ``start`` (``session``, ``form``, ``workspace``, ``env``, ``resume``): opens; answers with the vendor's id of the session.
 - ``prompt`` (``session``, ``text``), ``interrupt`` (``session``).
 - ``cancel`` (``session``, ``times``): cancels the task that owns the session, again and again; answered when that has ended.
-- ``close`` (``session``): the same without a cancellation.
+- ``close`` (``session``): the same without a cancellation. Of a session whose owner is through it asks the session again.
+- ``forget`` (``session``): a session whose end nobody could confirm is not ended again with this process.
 
 What a session tells comes as ``{"session": …, "event": {…}}``. ``cancel`` and ``close`` answer ``ok`` only where the session's
 end was proven; a cleanup that was not confirmed is an ``error``. The process ends with its standard input, sessions first.
@@ -61,6 +62,9 @@ class Owned:
 
     async def end(self, times: int) -> None:
         """End it, cancelling its owner this often; raises what the owner ended with, unless that is the cancellation."""
+        if self._closing.is_set():
+            await self.session.close()
+            return
         self._closing.set()
         for _ in range(times):
             self.task.cancel()
@@ -127,6 +131,9 @@ class Worker:
             case "interrupt":
                 assert owned is not None
                 await owned.session.interrupt()
+                return {}
+            case "forget":
+                del self._sessions[request["session"]]
                 return {}
             case "cancel" | "close" as how:
                 assert owned is not None

@@ -12,9 +12,12 @@ import asyncio
 import contextlib
 import functools
 import json
+import os
 import re
+import resource
 import secrets
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -262,6 +265,73 @@ async def test_native_cancel_awaits_child_and_grandchild(kind: Kind, times: int,
         assert descendants(worker.pid) == {}
 
 
+def supervisors(pid: int) -> dict[int, str]:
+    """The supervisors that a process has: pid to start time."""
+    return {child: start for child, start in descendants(pid).items() if b"process_supervisor" in command_lines([child])}
+
+
+def without_descriptors(pid: int) -> Callable[[], None]:
+    """Let a process open nothing more, so that it can start no second supervisor; returns how to let it again."""
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, hard))
+    return lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard)) and None
+
+
+@every_package
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+async def test_native_end_that_nobody_can_confirm_is_never_acknowledged(
+    kind: Kind, number: signal.Signals, tmp_path: Path
+) -> None:
+    """Our rule: where an agent's supervisor was killed, or stays stopped, and no other can look, no end is acknowledged.
+
+    Its tree lives on. Neither who cancels, however often, nor who closes, nor who asks once more is told that it has ended.
+    """
+    command, trees = tree_beside(kind, tmp_path)
+    workspace = str(tmp_path / "workspace")
+    Path(workspace).mkdir()
+    async with process_worker(kind.package, private(tmp_path / "own")) as worker:
+        for session in ("cancelled", "closed"):
+            await worker.ask("start", session=session, form=kind.local(command, workspace), workspace=workspace)
+            await worker.ask("prompt", session=session, text=f"say begun\n{kind.hold(tmp_path / 'never')}")
+            await worker.said(session, "begun")
+        tree = await asyncio.to_thread(hostile_trees.complete, trees, 2 * hostile_trees.KINDS["setsid"])
+        started = {**tree, **descendants(worker.pid)}
+        over = supervisors(worker.pid)
+        assert len(over) == 2
+        again = without_descriptors(worker.pid)
+        try:
+            for pid in over:
+                os.kill(pid, number)
+            asking = [
+                asyncio.ensure_future(worker.ask("cancel", session="cancelled", times=7)),
+                asyncio.ensure_future(worker.ask("close", session="closed")),
+            ]
+            while (await asyncio.wait(asking, timeout=0.01))[1]:
+                for pid in hostile_trees.living(over):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)  # it was woken
+            said = [type(each.exception()) for each in asking]
+            assert said == [WorkerRefused, WorkerRefused]
+            assert {str(each.exception()) for each in asking} == {"cleanup unconfirmed"}
+            left = hostile_trees.living(tree)
+            assert left, "nothing was left, so that the end could have been confirmed"
+            for session in ("cancelled", "closed"):
+                with pytest.raises(WorkerRefused, match="cleanup unconfirmed"):
+                    await worker.ask("close", session=session)
+                await worker.ask("forget", session=session)
+        finally:
+            again()
+            for pid in hostile_trees.living({**started, **hostile_trees.announced(trees)}):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        assert await gone({**started, **hostile_trees.announced(trees)}, 30.0)
+        assert descendants(worker.pid) == {}
+        whole = kind.write(tmp_path / "whole")
+        await worker.ask("start", session="next", form=kind.local(whole, workspace), workspace=workspace)
+        await worker.ask("close", session="next")
+        assert descendants(worker.pid) == {}
+
+
 @every_package
 async def test_workspace_defaults(kind: Kind, tmp_path: Path) -> None:
     """Our rule: an isolated installation works in ``/data/workspace``, made for it; elsewhere the established defaults stay.
@@ -369,37 +439,90 @@ async def test_cleanup_failure_never_becomes_success(kind: Kind, tmp_path: Path)
 # ------------------------------------------------------------------ every package, built
 
 
+STATES = {
+    "acp": {"state": "$HOME/sessions"},
+    "claude-code": {"sessions": "$CLAUDE_CONFIG_DIR/known"},
+    "codex": {"known": "home"},
+}
+"""Where each scripted agent keeps its account's sessions."""
+
+
+def account(home: Path) -> dict[str, str]:
+    """The environment of an account with a home of its own, in which a file must never be anybody else's."""
+    home.mkdir()
+    (home / "key").write_text(f"sk-canary-{secrets.token_hex(8)}")
+    return {"HOME": str(home), "CLAUDE_CONFIG_DIR": str(home / ".claude"), "CODEX_HOME": str(home / ".codex")}
+
+
+def untouched(home: Path) -> dict[str, tuple[int, ...]]:
+    """Everything below a directory, and what changes when it is written to, replaced, or something in it comes or goes."""
+    found: dict[str, tuple[int, ...]] = {}
+    for path in (home, *home.rglob("*")):
+        status = path.lstat()
+        found[str(path)] = (status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return found
+
+
 @every_package
 async def test_same_session_is_serialized_and_another_account_is_independent(kind: Kind, tmp_path: Path) -> None:
-    """Our rule: two workers with one home never write one session at once; another session is not held up by it."""
+    """Our rule: two workers with one home never write one session at once; a third with a home of its own waits for neither.
+
+    To that account the session's id means nothing, even while it is being written to: it gets a fresh session, and is told so.
+    """
     workspace = tmp_path / "workspace"
     workspace.mkdir()
-    command = kind.write(tmp_path / "agent", {"known": True} if kind.driver == "codex" else {"state": str(tmp_path / "state")})
-    (tmp_path / "state").mkdir()
-    environment = private(tmp_path / "worker")
-    forms: dict[str, dict[str, Any]] = {"A": {}, "B": {}}
+    command = kind.write(tmp_path / "agent", STATES[kind.driver])
+    homes = {"A": tmp_path / "home-a", "B": tmp_path / "home-b"}
+    forms = {uid: kind.local(command, str(workspace), env_json=json.dumps(account(home))) for uid, home in homes.items()}
+    installations: dict[str, dict[str, Any]] = {"A": {}, "again": {}, "B": {}}
     async with sdk_worker(
-        built(kind.package), tmp_path / "runtime", name=kind.package, installations=forms, environment=environment
+        built(kind.package),
+        tmp_path / "runtime",
+        name=kind.package,
+        installations=installations,
+        environment=private(tmp_path / "worker"),
     ) as worker:
-        form = kind.local(command, str(workspace), env_json=json.dumps({"CODEX_HOME": str(tmp_path / "state")}))
-        assert worker.pid("A") != worker.pid("B")
-        assert (await worker.run("say one", uid="A", config=form)).shown == ["one"]
-        (stored,) = worker.host("A").state.values()
-        worker.host("B").state = Stored(stored["value"])
+        assert len({worker.pid(uid) for uid in installations}) == 3
+        assert (await worker.run("say one", uid="A", config=forms["A"])).shown == ["one"]
+        (kept,) = worker.host("A").state.values()
+        stored: str = kept["value"]
         gate = tmp_path / "gate"
-        holding = worker.stream(f"say begun\n{kind.hold(gate)}\nsay released", uid="A", run_id="r2", config=form)
+        holding = worker.stream(f"say begun\n{kind.hold(gate)}\nsay released", uid="A", run_id="r2", config=forms["A"])
         before = await until_shown(holding, "begun")
-        refused = await worker.run("say intruder", uid="B", run_id="r3", config=form)
+
+        held, agents = untouched(homes["A"]), descendants(worker.pid("A"))
+        worker.host("B").state = Stored(stored)
+        async with asyncio.timeout(BOUND):
+            crossed = await worker.run("say mine", uid="B", run_id="b1", config=forms["B"])
+            (fresh,) = worker.host("B").state.values()
+            worker.host("B").state = Stored(fresh["value"])
+            resumed = await worker.run("say still mine", uid="B", run_id="b2", config=forms["B"])
+        assert FRESH in crossed.text
+        assert crossed.shown[-1] == "mine"
+        assert resumed.shown == ["still mine"]
+        assert fresh["value"] != stored
+        assert agents
+        assert descendants(worker.pid("A")) == agents
+        assert untouched(homes["A"]) == held
+        for own, other, session in (("A", "B", fresh["value"]), ("B", "A", stored)):
+            foreign = (session.encode(), str(homes[other]).encode(), (homes[other] / "key").read_bytes())
+            below = files_below(homes[own])
+            assert [path for path, data in below.items() if any(each in data + os.fsencode(path) for each in foreign)] == []
+        assert any(fresh["value"] in str(path) for path in files_below(homes["B"]))
+
+        worker.host("again").state = Stored(stored)
+        refused = await worker.run("say intruder", uid="again", run_id="r3", config=forms["A"])
         assert (refused.text.splitlines()[0], refused.reason) == (BUSY, "error")
-        worker.host("B").state = {}
-        own = await worker.run("say mine", uid="B", run_id="r4", conversation="person_8", config=form)
-        assert own.shown == ["mine"]
+        worker.host("again").state = {}
+        own_session = await worker.run("say beside", uid="again", run_id="r4", conversation="person_8", config=forms["A"])
+        assert own_session.shown == ["beside"]
         gate.touch()
         async with asyncio.timeout(BOUND):
             done = Outcome(before + [result async for result in holding])
         assert "released" in done.text
-        worker.host("B").state = Stored(stored["value"])
-        assert "after" in (await worker.run("say after", uid="B", run_id="r5", config=form)).text
+        worker.host("again").state = Stored(stored)
+        after = await worker.run("say after", uid="again", run_id="r5", config=forms["A"])
+        assert after.shown == ["after"]
 
 
 async def test_one_runner_two_agents_one_listener_and_reconfiguration(tmp_path: Path) -> None:

@@ -337,7 +337,7 @@ def planted() -> dict[str, Any]:
 
 def test_a_text_is_found_wherever_a_program_can_hold_one(planted: dict[str, Any]) -> None:
     """The look's own test: a canary in each place is found, and in none of them once it was taken away."""
-    assert len(planted["places"]) >= 40
+    assert len(planted["places"]) >= 69
     assert [name for name in planted["places"] if name not in planted["found"]] == []
     assert planted["left"] == {}
 

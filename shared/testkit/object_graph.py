@@ -1,28 +1,38 @@
 """What can be reached in a living Python process, and by which way: finds a tenant's text wherever an object holds it.
 
 :func:`children` is every object that another one leads to: what the garbage collector knows (which includes the frames of
-suspended coroutines and generators, closures and their cells, contexts, and the insides of tasks and futures), and what it does
-not know: the frames of running functions and of tracebacks, what a weak reference points to, the keys of a dictionary, a
-thread's own values, the bytes in a buffer.
+suspended coroutines and generators, closures and their cells, contexts, and the insides of tasks and futures), and what it
+does not know: the frames of running functions and of tracebacks, what a weak reference points to, the keys of a dictionary, the
+names of an instance's attributes, of types and in code, a thread's own values, the bytes in buffers, arrays and mappings, what
+a file or a memory BIO has not passed on yet, and the texts that members of extensions' objects tell.
 
 :class:`Needles` are the texts looked for, in every shape a text has in a program: plain, JSON, hex, URL-quoted, base64 at each
-of its three alignments, as ``str`` or in bytes.
+of its three alignments, UTF-16 and UTF-32, in any mix of upper and lower case, as ``str`` or in bytes.
 
-Only CPython can be asked like this. What cannot be seen: memory of C libraries, values of other threads' ``threading.local``.
+Only CPython can be asked like this. What cannot be seen: memory of C libraries (a cipher's, a compressor's window, a hash) and
+freed memory; values of other threads' ``threading.local``; what waits in a memory BIO behind whose end nothing can be put back;
+the name of an attribute that no instance has any more. What cannot be known: a text in pieces, split over several strings, in
+single characters or numbers, or in a number.
 This file runs inside the process that is looked at, so it imports the standard library only and leaves nothing behind in it.
 """
 
 from __future__ import annotations
 
+import _ssl
 import asyncio
 import base64
 import contextlib
+import contextvars
+import ctypes
 import gc
 import inspect
 import io
 import itertools
 import json
+import re
 import signal
+import ssl
+import struct
 import sys
 import threading
 import types
@@ -36,21 +46,22 @@ from typing import Any, Final
 LONGEST_WAY: Final = 40
 """Steps of a way that are shown, from its end."""
 
-_ATOMS: Final = (int, float, complex, bool, type(None), type(Ellipsis), types.CodeType)
+_ATOMS: Final = frozenset((int, float, complex, bool, type(None), type(Ellipsis)))
 _TEXTS: Final = (str, bytes, bytearray)
 _GENERATORS: Final = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+_WIDE: Final = ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")
 
 
 def forms_of(text: str) -> set[bytes]:
-    """The shapes in which a text could be somewhere: plain, JSON, hex, URL-quoted, base64 at each of its alignments."""
+    """The shapes in which a text could be somewhere, all in lower case."""
     raw = text.encode()
-    forms = {raw, json.dumps(text)[1:-1].encode(), raw.hex().encode(), raw.hex().upper().encode()}
+    forms = {raw, json.dumps(text)[1:-1].encode(), raw.hex().encode(), *(text.encode(wide) for wide in _WIDE)}
     forms |= {urllib.parse.quote(text, safe="").encode(), urllib.parse.quote_plus(text).encode()}
     for shift in range(3):
         padded = base64.b64encode(b"\0" * shift + raw)
         inner = padded[4 if shift else 0 :].rstrip(b"=")[:-1]
         forms |= {inner, inner.translate(bytes.maketrans(b"+/", b"-_"))}
-    return forms
+    return {form.lower() for form in forms}
 
 
 class Needles:
@@ -59,53 +70,167 @@ class Needles:
     def __init__(self, texts: Mapping[str, str], raw: Mapping[str, str] | None = None) -> None:
         """``texts``: name to text, long enough to stand nowhere by chance; ``raw``: name to exact bytes, in hex."""
         self._bytes = [(name, form) for name, text in texts.items() for form in forms_of(text)]
-        self._bytes += [(name, bytes.fromhex(value)) for name, value in (raw or {}).items()]
-        self._bytes += [(name, value.encode()) for name, value in (raw or {}).items()]
+        self._bytes += [(name, bytes.fromhex(value).lower()) for name, value in (raw or {}).items()]
+        self._bytes += [(name, value.lower().encode()) for name, value in (raw or {}).items()]
         self._texts = [(name, form.decode()) for name, form in self._bytes if form.isascii()]
-        self._shortest = min((len(form) for _, form in self._bytes), default=1)
+        self._texts += [(name, text.lower()) for name, text in texts.items() if not text.isascii()]
+        self._shortest = min((len(form) for _, form in (*self._bytes, *self._texts)), default=1)
 
     def inside(self, value: Any) -> set[str]:
-        """The names of those that ``value`` (text or bytes) holds."""
+        """The names of those that ``value`` (text or bytes) holds, in whatever case."""
         if len(value) < self._shortest:
             return set()
         if isinstance(value, str):
-            return {name for name, form in self._texts if form in value}
-        return {name for name, form in self._bytes if form in value}
+            lower = str.lower(value)
+            return {name for name, form in self._texts if form in lower}
+        small = bytes(value).lower()
+        return {name for name, form in self._bytes if form in small}
 
 
-def children(value: Any) -> Iterator[Any]:
-    """Every object that ``value`` leads to; some are made for the purpose and hold what it holds."""
-    if isinstance(value, types.FrameType):
-        # Asking for the locals leaves a copy of them in the frame, where it would outlive what it was copied from.
-        known = value.f_locals
-        yield dict(known)
-        if value.f_code.co_flags & inspect.CO_OPTIMIZED:
-            known.clear()
-        yield value.f_back
-        yield value.f_globals
-    elif isinstance(value, dict):
-        yield from list(dict.keys(value))  # text keys are none of the collector's business
-    elif isinstance(value, weakref.ref):
-        yield value()
-    elif isinstance(value, weakref.ProxyTypes):
-        with contextlib.suppress(ReferenceError, AttributeError):
-            yield value.__repr__.__self__
-    elif isinstance(value, threading.local):
-        yield vars(value)
-    elif isinstance(value, (io.BytesIO, io.StringIO)):
-        with contextlib.suppress(ValueError):
-            yield value.getvalue()
-    elif isinstance(value, memoryview):
-        with contextlib.suppress(ValueError):
-            yield bytes(value)
-    elif isinstance(value, type):
-        yield type.__subclasses__(value)
-    elif isinstance(value, BaseException):
-        yield value.__traceback__
-        yield value.__context__
-        yield value.__cause__
-    elif isinstance(value, _GENERATORS):
-        yield getattr(value, "gi_yieldfrom", None) or getattr(value, "cr_await", None) or getattr(value, "ag_await", None)
+# ------------------------------------------------------------------ what an object leads to
+
+Ask = Callable[[Any], Iterable[Any]]
+
+
+def _of_frame(frame: types.FrameType) -> Iterator[Any]:
+    # Asking for the locals leaves a copy of them in the frame, where it would outlive what it was copied from.
+    known = frame.f_locals
+    yield dict(known)
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        known.clear()
+    yield frame.f_back
+    yield frame.f_globals
+
+
+def _of_file(file: Any) -> list[bytes]:
+    """What a buffered file read ahead, or has not written yet.
+
+    It may neither read nor write for that, so its raw file is stood in for by one that answers ``None``: "would block".
+    """
+    writes = isinstance(file, (io.BufferedWriter, io.BufferedRandom))
+    asked: list[Any] = []
+    name, raw = "write" if writes else "readinto", file.raw
+    setattr(raw, name, asked.append)
+    try:
+        if not writes:
+            return [file.peek()]
+        with contextlib.suppress(BlockingIOError):
+            file.flush()
+        return [bytes(waiting) for waiting in asked]
+    finally:
+        delattr(raw, name)
+
+
+def _of_bio(bio: ssl.MemoryBIO) -> list[bytes]:
+    bio.write(b"")  # raises after an end, where nothing could be put back
+    waiting = bio.read()
+    bio.write(waiting)
+    return [waiting]
+
+
+def _place_in_a_scanner() -> int:
+    """Where a scanner (``finditer``) has the string it searches, which no member tells: where one has a string we know."""
+    known = "".join(("known", " string"))
+    scanner = re.compile("").scanner(known)  # type: ignore[attr-defined]
+    size = type(scanner).__basicsize__ // ctypes.sizeof(ctypes.c_size_t)
+    words = (ctypes.c_size_t * size).from_address(id(scanner))
+    return list(words).index(id(known)) * ctypes.sizeof(ctypes.c_size_t)
+
+
+_STRING: Final = _place_in_a_scanner()
+
+
+def _of_scanner(scanner: Any) -> list[Any]:
+    return [ctypes.py_object.from_address(id(scanner) + _STRING).value]
+
+
+def _of_generator(made: Any) -> Iterator[Any]:
+    yield getattr(made, "gi_yieldfrom", None) or getattr(made, "cr_await", None) or getattr(made, "ag_await", None)
+
+
+_ASKED: Final[Sequence[tuple[Any, Ask]]] = (
+    (types.FrameType, _of_frame),
+    (dict, lambda value: list(dict.keys(value))),  # text keys are none of the collector's business
+    (weakref.ref, lambda value: (weakref.ref.__call__(value),)),
+    (weakref.ProxyTypes, lambda value: (value.__repr__.__self__,)),
+    (threading.local, lambda value: (vars(value),)),
+    (io.BytesIO, lambda value: (io.BytesIO.getvalue(value),)),
+    (io.StringIO, lambda value: (io.StringIO.getvalue(value),)),
+    ((io.BufferedReader, io.BufferedWriter, io.BufferedRandom), _of_file),
+    (io.IncrementalNewlineDecoder, lambda value: (value.getstate(),)),
+    (type, lambda value: (type.__subclasses__(value),)),
+    (BaseException, lambda value: (value.__traceback__, value.__context__, value.__cause__)),
+    (_GENERATORS, _of_generator),
+    (ssl.MemoryBIO, _of_bio),
+    (type(re.compile("").scanner("")), _of_scanner),  # type: ignore[attr-defined]
+)
+"""What there is to ask the objects of a type for."""
+
+_MEMBERS: Final[Mapping[type, Sequence[str]]] = {
+    types.CodeType: (
+        *("co_consts", "co_names", "co_varnames", "co_cellvars", "co_freevars"),
+        *("co_filename", "co_name", "co_qualname"),
+    ),
+    type: ("__name__", "__qualname__"),
+    contextvars.ContextVar: ("name",),
+    struct.Struct: ("format",),
+    _ssl._SSLSocket: ("server_hostname",),  # type: ignore[attr-defined]
+}
+"""Members that the collector is not told of."""
+
+_TOLD: Final = (types.GetSetDescriptorType, types.MemberDescriptorType)
+_NO_TEXTS: Final = ("__class__", "__dict__", "__weakref__")
+_VISITED: Final = 1 << 14
+_INLINE: Final = 1 << 4
+"""Bits of ``__flags__``: the collector visits such objects; their attributes are not in a dictionary until one asks for it."""
+
+
+def _asks(kind: type, value: Any) -> Iterator[Ask]:
+    """What the objects of ``kind``, of which ``value`` is one, are asked for."""
+    yield from (ask for each, ask in _ASKED if issubclass(kind, each))
+    yield from (_members([vars(each)[name] for name in names]) for each, names in _MEMBERS.items() if issubclass(kind, each))
+    if kind.__flags__ & _INLINE:
+        own = [vars(each)["__dict__"] for each in kind.__mro__ if "__dict__" in vars(each)]
+        yield _members([each for each in own if isinstance(each, types.GetSetDescriptorType)])
+    for base in kind.__mro__ if kind not in _MEMBERS else ():
+        if not (base.__flags__ & _VISITED and _top(base) in sys.stdlib_module_names):
+            told = [each for name, each in vars(base).items() if isinstance(each, _TOLD) and name not in _NO_TEXTS]
+            yield from (_text_of(each) for each in told)
+    try:
+        memoryview(value).release()
+    except TypeError:
+        return
+    except (ValueError, BufferError):  # closed or in use, which the next one may not be
+        pass
+    yield lambda value: (memoryview(value).tobytes(),)
+
+
+def _top(kind: type) -> str:
+    return str(kind.__module__).partition(".")[0]
+
+
+def _members(descriptors: Sequence[Any]) -> Ask:
+    return lambda value: [each.__get__(value) for each in descriptors]
+
+
+def _text_of(descriptor: Any) -> Ask:
+    """Texts only: what is made anew at each asking has members like its own, without an end."""
+    return lambda value: (text,) if isinstance(text := descriptor.__get__(value), _TEXTS) else ()
+
+
+def children(value: Any, asks: dict[type, tuple[Ask, ...]]) -> Iterator[Any]:
+    """Every object that ``value`` leads to; some are made for the purpose and hold what it holds.
+
+    ``asks`` is what is known of types so far.
+    """
+    kind = type(value)
+    if kind not in asks:
+        asks[kind] = tuple(_asks(kind, value))
+    for ask in asks[kind]:
+        try:
+            yield from ask(value)
+        except Exception:  # noqa: BLE001, S112 - closed, detached, gone: there is nothing, or nothing that it tells
+            continue
     yield from gc.get_referents(value)
 
 
@@ -122,7 +247,7 @@ def roots() -> list[Any]:
 class Reached:
     """The objects that were reached from somewhere, each with the one before it."""
 
-    def __init__(self, children_of: Callable[[Any], Iterable[Any]] = children) -> None:
+    def __init__(self, children_of: Ask) -> None:
         """Nothing was reached."""
         self._children = children_of
         self._objects: dict[int, Any] = {}
@@ -141,16 +266,16 @@ class Reached:
         """Go on from ``starts`` to everything that ``enter`` lets in; what was reached before is not looked at again."""
         waiting: deque[Any] = deque()
         for start in starts:
-            if not isinstance(start, _ATOMS) and id(start) not in self._objects and enter(start):
+            if type(start) not in _ATOMS and id(start) not in self._objects and enter(start):
                 self._objects[id(start)] = start
                 waiting.append(start)
         while waiting:
             value = waiting.popleft()
-            if isinstance(value, _TEXTS):
+            if type(value) in _TEXTS:
                 continue
             for child in self._children(value):
                 number = id(child)
-                if isinstance(child, _ATOMS) or number in self._objects or not enter(child):
+                if number in self._objects or type(child) in _ATOMS or not enter(child):
                     continue
                 self._objects[number] = child
                 self._before[number] = id(value)
@@ -235,6 +360,7 @@ class Sides:
         gc.collect()
         everything = gc.get_objects()
         self._files = {__file__, *files}
+        self._asks: dict[type, tuple[Ask, ...]] = {}
         self._books = _books()
         self._registries = {id(each.entries): each for each in registries}
         self.gates: dict[str, dict[int, Any]] = {owner: {} for owner in owners}
@@ -270,7 +396,7 @@ class Sides:
     def _children(self, value: Any) -> Iterable[Any]:
         registry = self._registries.get(id(value))
         if registry is None:
-            return () if id(value) in self._books else children(value)
+            return () if id(value) in self._books else children(value, self._asks)
         everybodys = [item for item in registry.entries.items() if registry.owner(*item) not in self.gates]
         return [part for item in everybodys for part in item]
 
@@ -326,5 +452,5 @@ def _ways(places: Iterable[Reached], needles: Needles) -> dict[str, list[str]]:
     for reached in places:
         for value, names in reached.holding(needles):
             for name in names - found.keys():
-                found[name] = reached.way(value)
+                found[name] = ["***" if needles.inside(step) else step for step in reached.way(value)]
     return found

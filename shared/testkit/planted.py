@@ -7,27 +7,35 @@ after one owner's object was given to another).
 
 from __future__ import annotations
 
+import array
 import asyncio
 import base64
+import codecs
 import contextlib
 import contextvars
+import ctypes
 import functools
 import io
 import json
 import logging
+import mmap
 import os
+import re
 import secrets
 import signal
+import ssl
 import sys
+import tempfile
 import threading
 import types
 import warnings
 import weakref
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import SecretStr
+from pydantic import AnyUrl, SecretStr
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from testkit.object_graph import Needles, Registry, Sides
@@ -130,6 +138,189 @@ def buffer_of_a_file(text: str) -> Undo:
 @place
 def base64_in_text(text: str) -> Undo:
     return keep("x" + base64.b64encode(f"a{text}".encode()).decode())
+
+
+@place
+def utf_16(text: str) -> Undo:
+    return keep(text.encode("utf-16-le"))
+
+
+@place
+def utf_32_in_an_array(text: str) -> Undo:
+    return keep(array.array("I", map(ord, text)))
+
+
+@place
+def other_case(text: str) -> Undo:
+    return keep([text.swapcase()])
+
+
+@place
+def array_of_bytes(text: str) -> Undo:
+    return keep(array.array("b", text.encode()))
+
+
+@place
+def mapped_memory(text: str) -> Undo:
+    mapped = mmap.mmap(-1, len(text))
+    mapped.write(text.encode())
+    return keep(mapped)
+
+
+@place
+def buffer_of_ctypes(text: str) -> Undo:
+    return keep(ctypes.create_string_buffer(text.encode()))
+
+
+def after(undo: Undo, *more: Undo) -> Undo:
+    """One thing taken away after another."""
+
+    def done() -> None:
+        for each in (undo, *more):
+            each()
+
+    return done
+
+
+@place
+def read_ahead(text: str) -> Undo:
+    ours, theirs = os.pipe()
+    os.write(theirs, f"x{text}".encode())
+    file = os.fdopen(ours, "rb")
+    assert file.read(1) == b"x"
+
+    def undo() -> None:
+        assert file.read(len(text)) == text.encode(), "a look takes nothing out of a file"
+        os.close(theirs)
+        file.close()
+
+    return after(undo, keep(file))
+
+
+@place
+def written_and_not_flushed(text: str) -> Undo:
+    ours, theirs = os.pipe()
+    file = os.fdopen(theirs, "wb")
+    file.write(text.encode())
+
+    def undo() -> None:
+        os.set_blocking(ours, False)
+        with contextlib.suppress(BlockingIOError):
+            raise AssertionError("a look writes nothing", os.read(ours, 1))
+        file.close()
+        assert os.read(ours, len(text) + 1) == text.encode(), "a look takes nothing out of a file"
+        os.close(ours)
+
+    return after(undo, keep(file))
+
+
+@place
+def decoder_of_a_file(text: str) -> Undo:
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("idna")(), translate=True)
+    assert decoder.decode(text.encode()) == ""
+    return keep(decoder)
+
+
+@place
+def behind_the_end_of_compressed_data(text: str) -> Undo:
+    decompressor = zlib.decompressobj()
+    decompressor.decompress(zlib.compress(b"x") + text.encode())
+    return keep(decompressor)
+
+
+@place
+def more_than_was_to_be_decompressed(text: str) -> Undo:
+    compressed = zlib.compress(f"before {text}".encode(), 0)
+    decompressor = zlib.decompressobj()
+    decompressor.decompress(compressed, 1)
+    return keep(decompressor)
+
+
+@place
+def bio_of_tls(text: str) -> Undo:
+    bio = ssl.MemoryBIO()
+    bio.write(text.encode())
+
+    def undo() -> None:
+        assert bio.read() == text.encode(), "a look takes nothing out of a BIO"
+
+    return after(undo, keep(bio))
+
+
+@place
+def name_of_a_tls_server(text: str) -> Undo:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return keep(context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname=text)._sslobj)  # type: ignore[attr-defined]
+
+
+@place
+def object_that_tells_the_collector_nothing(text: str) -> Undo:
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, text).touch()
+        with os.scandir(directory) as entries:
+            return keep(next(entries))
+
+
+@place
+def object_of_an_extension(text: str) -> Undo:
+    return keep(AnyUrl(f"http://host/{text}"))
+
+
+@place
+def name_of_an_attribute(text: str) -> Undo:
+    named = Weak(None)
+    setattr(named, text, 1)
+    return keep(named)
+
+
+@place
+def attribute_of_a_text(text: str) -> Undo:
+    class Text(str):
+        held: str
+
+    made = Text("a")
+    made.held = text
+    return keep(made)
+
+
+@place
+def name_of_a_type(text: str) -> Undo:
+    return keep(type(text, (), {}))
+
+
+@place
+def qualified_name_of_a_type(text: str) -> Undo:
+    return keep(type("Made", (), {"__qualname__": text}))
+
+
+@place
+def constant_of_code(text: str) -> Undo:
+    return keep(compile(f"x = {text!r}", "file", "exec"))
+
+
+@place
+def name_in_code(text: str) -> Undo:
+    return keep(compile(f"x.{text}", "file", "exec"))
+
+
+@place
+def file_of_code(text: str) -> Undo:
+    return keep(compile("1", text, "exec"))
+
+
+@place
+def name_of_a_variable(text: str) -> Undo:
+    return keep(contextvars.ContextVar(text))
+
+
+@place
+def string_of_a_scanner(text: str) -> Undo:
+    return keep(re.finditer(".", text))
+
+
+@place
+def pattern_of_a_scanner(text: str) -> Undo:
+    return after(re.purge, keep(re.finditer(text, "x")))
 
 
 @place
@@ -343,8 +534,6 @@ def lru_cache(text: str) -> Undo:
 
 @place
 def cached_pattern(text: str) -> Undo:
-    import re
-
     re.compile(text)
     return re.purge
 
@@ -426,8 +615,6 @@ def filter_of_warnings(text: str) -> Undo:
     warnings.filterwarnings("ignore", message=text)
 
     def undo() -> None:
-        import re
-
         warnings.filters[:] = before  # type: ignore[index]
         re.purge()
 
@@ -448,7 +635,7 @@ def only_a_c_object(text: str) -> Undo:
 
 async def main() -> dict[str, Any]:
     """Plant, look, take away, look again."""
-    marks = {name: f"mark-{secrets.token_hex(12)}-{name}" for name in PLACES}
+    marks = {name: f"mark_{secrets.token_hex(12)}_{name}" for name in PLACES}
     written = json.dumps(marks)
     undo = [plant("".join(marks[name])) for name, plant in PLACES.items()]
     marks.clear()

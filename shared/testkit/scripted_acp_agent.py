@@ -39,7 +39,7 @@ DEFAULTS: dict[str, Any] = {
     "close": "",  # "hang"
     "banner": [],  # raw lines at start
     "stderr": "",  # text on stderr at start
-    "state": "",  # directory of stored sessions
+    "state": "",  # directory of stored sessions; may name variables of the agent's environment
     "log": "",  # file that gets every message received, one JSON line each
     "notes": "",  # file that gets what became of each turn and request, see Agent.note
     "late": [],  # the script in place of a prompt that tells of a belated permission
@@ -55,6 +55,9 @@ STUBBORN = "import signal, time\nsignal.signal(15, 1)\nprint(1, flush=True)\ntim
 class Agent:
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = {**DEFAULTS, **config}
+        if self.config["state"]:
+            self.config["state"] = os.path.expandvars(self.config["state"])
+            os.makedirs(self.config["state"], exist_ok=True)  # noqa: PTH103
         self.out_lock = threading.Lock()
         self.replies: dict[str, Any] = {}
         self.reply_ready = threading.Condition()

@@ -27,7 +27,7 @@ DEFAULTS: dict[str, Any] = {
     "log": "",  # file that gets every line received, and one line with argv and environment at start
     "notes": "",  # file that gets what became of each turn and request, see Claude.tell
     "late": [],  # the script in place of a message that tells of a belated permission
-    "sessions": "",  # directory of known session ids; without one every id is known
+    "sessions": "",  # directory of known session ids, may name variables of the environment; without one every id is known
     "initialize": "",  # "hang", "refuse", "exit N", "kill"
     "mcp": {},  # server name to error
     "lifecycle": True,
@@ -51,6 +51,9 @@ class Interrupted(Exception):
 class Claude:
     def __init__(self, config: dict[str, Any], argv: list[str]) -> None:
         self.config = {**DEFAULTS, **config}
+        if self.config["sessions"]:
+            self.config["sessions"] = os.path.expandvars(self.config["sessions"])
+            os.makedirs(self.config["sessions"], exist_ok=True)  # noqa: PTH103
         self.argv = argv
         self.lock = threading.Lock()
         self.gate = threading.Lock()

@@ -4,7 +4,8 @@ Its frames have the shape of Codex 0.171's. The configuration is JSON in ``SCRIP
 message received), ``environment`` (a file that gets the process's own), ``account`` (the answer to ``account/read``),
 ``config`` (``config/read``), ``exec`` (exit code of ``command/exec``), ``stdout`` (what that prints), ``profiles`` (what
 ``permissionProfile/list`` names; ``null``: it is not known), ``profile_error`` (refuses a thread with a profile of its own),
-``profile_ignored``, ``known`` (threads that can be resumed; ``true``: all), ``resume_error`` (text), ``start_error``,
+``profile_ignored``, ``known`` (threads that can be resumed; ``true``: all; ``"home"``: those started with the same
+``CODEX_HOME``, which are kept there), ``resume_error`` (text), ``start_error``,
 ``initialize_error``, ``deaf`` (methods never answered), ``early_end`` (a turn's end comes before the answer to its start),
 ``chatter`` (lines of noise first), ``base`` (tokens a resumed thread begins with), ``late_base`` (told only when the next turn
 starts), ``notes`` (a file that gets what became of each turn and request), ``late`` (the steps in place of a message that tells
@@ -369,13 +370,17 @@ def answer(method: str, params: dict[str, Any]) -> Any:
             if text := CONFIG.get("start_error"):
                 raise Refused(text)
             refuse_profile(params)
-            return opened(Thread(f"thread-{os.getpid()}-{next(NUMBERS)}", {}), params)
+            started = Thread(f"thread-{os.getpid()}-{next(NUMBERS)}", {})
+            if CONFIG.get("known") == "home":
+                rollout(started.id).parent.mkdir(exist_ok=True)
+                rollout(started.id).touch()
+            return opened(started, params)
         case "thread/resume":
             name = params["threadId"]
             if text := CONFIG.get("resume_error"):
                 raise Refused(text)
             known = CONFIG.get("known", [])
-            if known is not True and name not in known:
+            if not (rollout(name).exists() if known == "home" else known is True or name in known):
                 raise Refused(f"no rollout found for thread id {name}")
             refuse_profile(params)
             base = CONFIG.get("base", 0)
@@ -401,6 +406,11 @@ def answer(method: str, params: dict[str, Any]) -> Any:
             names = CONFIG.get("rules", []) if params["path"].endswith("/rules") else []
             return {"entries": [{"fileName": name, "isDirectory": False, "isFile": True} for name in names]}
     raise Refused(f"unknown method {method}")
+
+
+def rollout(thread: str) -> Path:
+    """Where a thread of the account is kept."""
+    return Path(os.environ["CODEX_HOME"]) / "sessions" / f"{thread}.jsonl"
 
 
 def refuse_profile(params: dict[str, Any]) -> None:

@@ -80,6 +80,13 @@ _processes = (
         (f"{_SUPERVISOR}::test_hostile_tree_of_a_killed_supervisor_is_swept",),
     ),
     Sabotage(
+        "lost-supervisor-without-a-sweep-is-a-success",
+        pkg("supervised_process"),
+        'self._finish(("the supervisor was lost and no sweep could be started", tuple(pid for pid, _ in roots)))',
+        "self._finish(None)",
+        ("test_coding_native_lifecycle.py::test_native_end_that_nobody_can_confirm_is_never_acknowledged",),
+    ),
+    Sabotage(
         "pid-signalled-without-its-start-time",
         pkg("process_supervisor"),
         "if now is None or now.start != process.start:",

@@ -35,6 +35,20 @@ _state = (
         (f"{_STATELESS}::test_modules_keep_nothing_but_what_is_named",),
     ),
     Sabotage(
+        "run-kept-by-the-plugin-under-another-name",
+        "ACPAgentRunner/components/runner/default.py",
+        '"""One message from the chat, answered; see :mod:`pkg.run_loop`."""',
+        "mine = self; mine.plugin.seen.append(ctx)",
+        (f"{_STATELESS}::test_plugin_and_runner_keep_nothing",),
+    ),
+    Sabotage(
+        "config-kept-in-another-module",
+        pkg("run_loop"),
+        "installation.check()",
+        "installation.check(); installations.SEEN.append(self.ctx.config)",
+        (f"{_STATELESS}::test_modules_keep_nothing_but_what_is_named",),
+    ),
+    Sabotage(
         "timer-in-a-runs-context",
         pkg("traceless"),
         "return asyncio.get_running_loop().call_later(seconds, callback, *given, context=contextvars.Context())",

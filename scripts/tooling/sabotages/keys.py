@@ -225,6 +225,13 @@ _guard = (
         "home = runtime_support.home_directory()",
         ("test_run_loop.py::test_a_session_of_another_account_is_not_busy_with_this_one_s",),
     ),
+    Sabotage(
+        "guard-of-one-home-for-all-accounts",
+        pkg("held_session"),
+        'home = spec.env.get("HOME") or runtime_support.home_directory()',
+        'home = "/var/tmp"',
+        ("test_coding_native_lifecycle.py::test_same_session_is_serialized_and_another_account_is_independent",),
+    ),
 )
 
 # ------------------------------------------------------------------ grants
