@@ -494,11 +494,11 @@ async def test_same_session_is_serialized_and_another_account_is_independent(kin
         worker.host("B").state = Stored(stored)
         async with asyncio.timeout(BOUND):
             crossed = await worker.run("say mine", uid="B", run_id="b1", config=forms["B"])
+            assert FRESH in crossed.text
+            assert crossed.shown[-1] == "mine"
             (fresh,) = worker.host("B").state.values()
             worker.host("B").state = Stored(fresh["value"])
             resumed = await worker.run("say still mine", uid="B", run_id="b2", config=forms["B"])
-        assert FRESH in crossed.text
-        assert crossed.shown[-1] == "mine"
         assert resumed.shown == ["still mine"]
         assert fresh["value"] != stored
         assert agents

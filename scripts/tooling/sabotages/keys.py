@@ -229,7 +229,7 @@ _guard = (
         "guard-of-one-home-for-all-accounts",
         pkg("held_session"),
         'home = spec.env.get("HOME") or runtime_support.home_directory()',
-        'home = "/var/tmp"',
+        "home = spec.cwd",
         ("test_coding_native_lifecycle.py::test_same_session_is_serialized_and_another_account_is_independent",),
     ),
 )
