@@ -63,8 +63,8 @@ def unproven(block: str) -> list[str]:
     """The sentences of a block that have no numbers behind them; a cell has them behind all of its text."""
     if block.startswith("|"):
         *before, last = cells(block)
-        said, *rest = NUMBERS.split(last)
-        return [] if rest[1:] == [""] and bool(before) != bool(said) else [block]
+        text, *behind = NUMBERS.split(last)
+        return [] if behind[1:] == [""] and bool(before) != bool(text) else [block]
     pieces = NUMBERS.split(block)
     sentences, rest = [each.strip() for each in pieces[0::2][:-1]], pieces[-1]
     bad = [each for each in sentences if not each.endswith(".") or len(SENTENCE_END.findall(each)) != 1]
