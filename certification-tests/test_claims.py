@@ -158,7 +158,8 @@ def test_the_numbers_of_the_contract_are_those_of_the_code() -> None:
     within, timers = (constant("test_statelessness.py", name) for name in ("GRACE", "GRACE_OF_TIMERS"))
     for sentence in (
         f"A worker takes {limits.RUNS_PER_PROCESS} runs at a time, in the pool at most {limits.RUNS_PER_INSTALLATION} of one ",
-        f"An installation has at most {limits.RELAY_DAEMONS} daemons connected and {limits.RELAY_JOBS} jobs on them. ",
+        f"An installation has at most {limits.RELAY_DAEMONS} daemons connected, {limits.RELAY_JOBS} jobs on them, ",
+        f"and {limits.RELAY_CONNECTIONS} proven connections; ",
         f"up to {limits.PARKED_EVENT_BYTES >> 20} MiB of what its agent says stays in the worker. ",
         f"Within {within:.0f} seconds of an installation's revocation no task, thread, socket, file or process ",
         f"and within {timers:.0f} seconds no text and no secret. ",

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import resource
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -240,6 +241,37 @@ class TestCrowds:
             finally:
                 for writer in crowd:
                     writer.transport.abort()
+
+    async def test_all_connections_together_leave_the_worker_half_of_its_descriptors(self, tmp_path: Path) -> None:
+        """Our rule: past that the larger crowd loses one, so that neither strangers nor a tenant push out anybody's daemons."""
+        async with started("hub", state_dir=str(tmp_path)) as hub, contextlib.AsyncExitStack() as crowd:
+            url = await hub.told("endpoint")
+            before = hub.descriptors()
+            resource.prlimit(hub.pid, resource.RLIMIT_NOFILE, (256, 256))
+            live = []
+            for number in range(50):
+                one = SocketDaemon(url, f"desk{number}")
+                await crowd.enter_async_context(one)
+                live.append(await one.join())
+            for number in range(150):
+                await crowd.enter_async_context(SocketDaemon(url, address=f"127.0.1.{number + 1}"))
+            await until(lambda: hub.descriptors() <= before + 128 + 1)
+            async with running_daemon(ScriptedDaemon(url=url)):
+                await hub.ask("wait")
+                for one in live:
+                    await one.say({"type": "daemon.ping", "n": 1})
+                    assert (await one.hear("daemon.pong"))["n"] == 1
+                for number in range(76):
+                    one = SocketDaemon(url, f"late{number}")
+                    await crowd.enter_async_context(one)
+                    await one.join()
+                assert hub.descriptors() <= before + 128 + 1
+                for number in range(10):
+                    await crowd.enter_async_context(SocketDaemon(url, address=f"127.0.2.{number + 1}"))
+                await until(lambda: hub.descriptors() <= before + 128 + 1)
+                for one in live:
+                    await one.say({"type": "daemon.ping", "n": 2})
+                    assert (await one.hear("daemon.pong"))["n"] == 2
 
     async def test_refused_connections_that_do_not_leave_cost_few_descriptors(self, tmp_path: Path) -> None:
         """Our rule: an answer to a close frame is waited for from some of a crowd, and not from all."""

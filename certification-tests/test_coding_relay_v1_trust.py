@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import types
@@ -32,7 +33,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Origin
 
-from pkg import installations, limits
+from pkg import installations, limits, relay_hub_shell
 from pkg.daemon_relay import (
     AgentRuntimeDaemonClient,
     AgentRuntimeDaemonError,
@@ -47,7 +48,7 @@ from pkg.daemon_relay import (
 from pkg.errors import ProcessCleanupUnconfirmed
 from pkg.relay_journal import DiskSpill
 from pkg.relay_markers import DiskMarkers
-from pkg.relay_protocol import PROTOCOL, daemon_key, format_key
+from pkg.relay_protocol import PROTOCOL, RelayTimes, daemon_key, format_key
 from pkg.runtime_support import WorkerShape
 from testkit.cutting_proxy import CuttingProxy
 from testkit.relay_rig import (
@@ -69,6 +70,7 @@ from testkit.relay_rig import (
     start_process,
     until,
 )
+from testkit.relay_socket import SocketDaemon
 
 ROOM = contextvars.ContextVar("ROOM", default="nobody's")
 ROOT = Path(__file__).resolve().parent.parent
@@ -94,6 +96,19 @@ def secrets_held(start: object, token: str) -> set[str]:
             found |= {name for name, secret in wanted.items() if secret in data}
         waiting += gc.get_referents(each)
     return found
+
+
+def has_ipv6() -> bool:
+    """Whether this machine's IPv6 loopback address can be bound."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+NEEDS_IPV6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback address")
 
 
 @pytest_asyncio.fixture
@@ -688,6 +703,41 @@ class TestListener:
         with pytest.raises(OSError):
             await asyncio.open_connection("127.0.0.1", port)
 
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [
+            ("127.0.0.1", "localhost"),
+            ("localhost", "127.0.0.1"),
+            pytest.param("::1", "0:0:0:0:0:0:0:1", marks=NEEDS_IPV6),
+            ("0.0.0.0", "127.0.0.1"),
+            pytest.param("::", "::1", marks=NEEDS_IPV6),
+        ],
+    )
+    async def test_one_address_is_one_listener_however_it_is_written(self, first: str, second: str) -> None:
+        """Our rule: no installation's way of naming this machine keeps another from its address."""
+        port = free_port()
+        one, two = (
+            AgentRuntimeDaemonHub(error_code_prefix="coding", shared=True, installation=name, times=TIMES)
+            for name in ("one", "two")
+        )
+        async with one.in_use(first, port, TOKEN), two.in_use(second, port, OTHER_TOKEN):
+            assert one._listener is two._listener
+            async with running_daemon(ScriptedDaemon(url=f"ws://{'[::1]' if ':' in first else '127.0.0.1'}:{port}")):
+                await one.wait_for_daemon("laptop", WAIT)
+            assert await two.list_daemons() == []
+
+    async def test_an_address_that_includes_anothers_is_refused_with_what_is_in_the_way(self) -> None:
+        """Our rule: the person reads which address the other installation has, and that it can be shared."""
+        port = free_port()
+        two = AgentRuntimeDaemonHub(error_code_prefix="coding", shared=True, installation="two", times=TIMES)
+        async with running_hub(shared=True, installation="one", port=port):
+            error = await refusal(two.start("0.0.0.0", port, OTHER_TOKEN))
+            assert error.code == "coding.daemon_address_overlaps"
+            assert f"port {port}" in str(error)
+            assert '"daemon-host" to 127.0.0.1' in str(error)
+            await two.start("127.0.0.2", port, OTHER_TOKEN)
+            await two.stop()
+
     async def test_a_hub_is_of_one_package_and_one_installation(self) -> None:
         """Our rule: whoever asks for a hub gets none that another installation, or another package, has set up."""
         asked = [(product, installation) for product in ("one", "other") for installation in ("east", "west")]
@@ -725,6 +775,49 @@ class TestListener:
             assert not secrets_held([hub, listener], TOKEN)
             assert secrets_held(listener, OTHER_TOKEN), "the other's daemons may still come"
 
+    async def test_a_run_that_fails_or_is_cancelled_as_it_starts_leaves_no_secret(self) -> None:
+        """Our rule: however a run ends, and while it still waits for its turn too, its installation's hub is let go of."""
+        hub = AgentRuntimeDaemonHub(error_code_prefix="coding", shared=True, installation="brief", times=TIMES)
+        settings = ("127.0.0.1", free_port(), TOKEN)
+
+        async def run() -> None:
+            async with hub.in_use(*settings):
+                raise EOFError
+
+        with pytest.raises(EOFError):
+            await run()
+        assert not hub.is_running
+        async with relay_hub_shell._turn():
+            running = asyncio.create_task(run())
+            await until(lambda: hub._users == 1)
+            running.cancel()
+        async with asyncio.timeout(WAIT):
+            await asyncio.wait({running})
+        assert running.cancelled()
+        assert not hub.is_running
+
+    @pytest.mark.parametrize("revoked", [False, True])
+    async def test_a_secret_that_two_had_is_let_go_of_when_one_has_left(self, revoked: bool) -> None:
+        """Our rule: who kept a secret for nothing but the conflict is told that it has ended."""
+        port = free_port()
+        one, two = (
+            AgentRuntimeDaemonHub(error_code_prefix="coding", shared=True, installation=name, times=TIMES)
+            for name in ("one", "two")
+        )
+        await one.start("127.0.0.1", port, TOKEN)
+
+        async def run() -> None:
+            async with two.in_use("127.0.0.1", port, TOKEN):
+                raise AssertionError("it was started")
+
+        assert (await refusal(run())).code == "coding.daemon_token_conflict"
+        assert two.is_running, "neither has daemons while both have the secret"
+        await (installations.revoke("one") if revoked else one.stop())
+        assert not two.is_running
+        await installations.revoke("two")
+        with pytest.raises(OSError):
+            await asyncio.open_connection("127.0.0.1", port)
+
     async def test_a_hub_that_stands_still_goes_with_its_installation(self) -> None:
         """Authority table: nothing is kept under a revoked installation's key."""
         hub = get_agent_runtime_daemon_hub("acp", installation="gone", shared=True)
@@ -741,7 +834,8 @@ class TestListener:
         port = free_port()
         async with (
             running_hub(shared=True, installation="one", port=port) as one,
-            running_daemon(ScriptedDaemon(url=one.endpoint)) as _,
+            one.in_use("127.0.0.1", port, TOKEN),
+            running_daemon(ScriptedDaemon(url=one.endpoint)),
         ):
             await one.wait_for_daemon("laptop", WAIT)
             two = AgentRuntimeDaemonHub(error_code_prefix="coding", shared=True, installation="two", times=TIMES)
@@ -751,6 +845,56 @@ class TestListener:
                 assert (await refusal(hub.start("127.0.0.1", port, TOKEN))).code == "coding.daemon_token_conflict"
             await installations.revoke("two")
             await one.wait_for_daemon("laptop", WAIT)
+
+    async def test_nobody_waits_for_the_end_of_anothers_connections(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Our rule: a listener that closes frees its address at once; who does not let go of it delays nobody else's start."""
+        monkeypatch.setattr(limits, "RELAY_CLOSE", WAIT * 2)
+        port, patient = free_port(), RelayTimes(dead=WAIT * 2 * limits.RELAY_CLOSE_SHARE)
+        leaver = AgentRuntimeDaemonHub(error_code_prefix="coding", shared=True, installation="leaver", times=patient)
+        await leaver.start("127.0.0.1", port, TOKEN)
+        listener = leaver._listener
+        assert listener is not None
+        async with SocketDaemon(leaver.endpoint) as deaf:
+            deaf.socket.transport.pause_reading()
+            await until(lambda: listener._connections)
+            leaving = asyncio.create_task(leaver.stop())
+            await until(lambda: not listener.open)
+            async with running_hub(shared=True, installation="comer", port=port) as comer:
+                async with running_daemon(ScriptedDaemon(url=comer.endpoint)):
+                    await comer.wait_for_daemon("laptop", WAIT)
+                assert not leaving.done()
+                assert listener._connections
+        async with asyncio.timeout(WAIT):
+            await leaving
+        assert not listener._connections
+
+    async def test_what_runs_already_waits_for_no_turn(self) -> None:
+        """Our rule: a run whose installation's hub is up does not queue behind those that start or stop theirs."""
+        async with running_hub() as hub, relay_hub_shell._turn(), asyncio.timeout(WAIT):
+            await hub.start("127.0.0.1", 0, TOKEN)
+            assert (await refusal(hub.start("127.0.0.1", 0, OTHER_TOKEN))).code == "coding.daemon_hub_conflict"
+
+    async def test_daemons_that_come_and_go_fill_nobodys_log(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Our rule: an installation's daemons cause so many lines and no more, and no other installation's are left out."""
+        monkeypatch.setattr(limits, "RELAY_NOTES", 6)
+        monkeypatch.setattr(limits, "RELAY_NOTES_PER_SECOND", 1e-9)
+        caplog.set_level(logging.INFO, "pkg.relay_listener")
+        port = free_port()
+        async with (
+            running_hub(shared=True, installation="busy", port=port) as busy,
+            running_hub(shared=True, installation="calm", token=OTHER_TOKEN, port=port) as calm,
+            busy.in_use("127.0.0.1", port, TOKEN),
+        ):
+            for _ in range(10):
+                async with SocketDaemon(busy.endpoint, "restless") as one:
+                    await one.join()
+            async with SocketDaemon(calm.endpoint, "desk", OTHER_TOKEN) as one:
+                await one.join()
+        lines = [record.getMessage() for record in caplog.records]
+        assert sum("restless" in line for line in lines) == 6
+        assert "DaemonReady: 'desk'" in lines
 
     async def test_settings_come_from_the_form_then_from_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The SDK's rule: ``daemon-*`` fields, and ``<PREFIX>_*`` variables where a field says nothing."""

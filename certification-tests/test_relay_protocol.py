@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
-from pkg import relay_auth
+from pkg import limits, relay_auth
 from pkg import relay_protocol as relay
 from pkg.relay_admission import REASONS, reason_text
 from pkg.relay_auth import Transcript, challenge_frame
@@ -516,6 +518,60 @@ def test_what_a_secret_costs_does_not_grow_with_everybody_else_s(monkeypatch: py
     assert hub.hub.parked == 0
 
 
+def calls(work: Callable[[], object]) -> int:
+    """How many calls some work makes, those of built-in functions included."""
+    made = 0
+
+    def seen(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal made
+        made += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(seen)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return made
+
+
+def test_showing_a_secret_costs_the_same_whoever_else_has_one() -> None:
+    """Our rule: nobody's first run waits longer for each other installation; nothing of a token outlives its last holder."""
+    hub = Line(shared=True)
+    costs = []
+    for number in range(1000):
+        token = f"installation-{number:04d}-aB7cD2eF9gH4iJ6kL1mN8oP3qR5"
+        costs.append(calls(lambda name=number, token=token: hub.hub.put_secret(name, token, hub.now)))  # type: ignore[misc]
+    assert costs[999] == costs[10]
+    hub.hub.put_secret("copy", "installation-0500-aB7cD2eF9gH4iJ6kL1mN8oP3qR5", hub.now)
+    assert (hub.hub.rivals("copy"), hub.hub.rivals(500), hub.hub.rivals(501)) == ([500], ["copy"], [])
+    hub.hub.revoke(500, hub.now)
+    assert not hub.hub.conflicting("copy")
+    for installation in [*range(1000), "copy"]:
+        hub.hub.revoke(installation, hub.now)
+    assert hub.hub._secrets == relay_auth.Secrets()
+
+
+def test_what_a_strangers_proof_costs_for_each_installation_is_what_needs_its_token() -> None:
+    """Our rule: what is the same for all tokens is worked out once for a proof that none of them has made."""
+
+    def cost(installations: int) -> int:
+        hub = Line(shared=True)
+        for number in range(installations):
+            hub.hub.put_secret(number, f"installation-{number:04d}-aB7cD2eF9gH4iJ6kL1mN8oP3qR5", hub.now)
+        stranger = RawDaemon(hub, "stranger", OTHER_TOKEN)
+        stranger.hello()
+        handshake = stranger.transcript()
+        frame = json.dumps({"type": "daemon.proof", "proof": handshake.proof(stranger.key, "daemon")}).encode()
+        spent = calls(lambda: stranger.push(frame))
+        assert hub.hub.parked == 1
+        alone.append(calls(lambda: handshake.proves(relay.daemon_key(OTHER_TOKEN, "stranger"), "daemon", "no")))
+        return spent
+
+    alone: list[int] = []
+    assert (cost(300) - cost(100)) / 200 < alone[0] / 2
+
+
 def test_daemons_that_are_away_with_fences_are_remembered_up_to_a_bound() -> None:
     """Our rule: whoever holds the token can't fill the hub's memory by inventing daemons with jobs."""
     hub = line()
@@ -544,6 +600,45 @@ def test_an_installation_has_at_most_128_daemons_and_128_jobs(monkeypatch: pytes
         hub.hub.start_job("north", "d5", {})
     daemons[9].gone()
     assert RawDaemon(hub, "late").join().types()[-1] == "daemon.ready"
+
+
+def test_proven_connections_that_are_not_live_are_bounded_with_the_live_ones() -> None:
+    """Our rule: who proves itself and never says which jobs it has gives way, and keeps no other daemon of its own out."""
+    hub = line()
+    hub.hub.put_secret("south", OTHER_TOKEN, hub.now)
+    other = RawDaemon(hub, "other", OTHER_TOKEN).join()
+
+    def proven(daemon_id: str) -> RawDaemon:
+        one = RawDaemon(hub, daemon_id)
+        one.hello()
+        one.prove()
+        return one
+
+    def open_ones(daemons: list[RawDaemon]) -> int:
+        return sum(hub.hub.closing(daemon.number) is None for daemon in daemons)
+
+    slow = proven("slow")
+    crowd = [proven("crowd") for _ in range(300)]
+    assert open_ones(crowd) == limits.RELAY_CONNECTIONS - 1
+    assert crowd[0].closed == (1013, reason_text("connections_full"))
+    live = [RawDaemon(hub, f"d{number}").join() for number in range(127)]
+    assert open_ones(live) == 127
+    assert open_ones(crowd) == limits.RELAY_CONNECTIONS - 128
+    slow.state()
+    assert slow.types()[-1] == "daemon.ready", "a crowd of one daemon id pushes out nobody else"
+    for one in [*crowd, *live, slow]:
+        one.gone()
+    assert set(hub.hub._connected) == {"south"}
+    assert other.closed is None
+
+
+def test_a_daemon_comes_again_where_an_installation_has_all_its_daemons() -> None:
+    """Our rule: who takes its own old connection's place needs no free one."""
+    hub = line()
+    live = [RawDaemon(hub, f"d{number}").join() for number in range(128)]
+    again = RawDaemon(hub, "d5").join()
+    assert again.types()[-1] == "daemon.ready"
+    assert live[5].closed == (1012, reason_text("daemon_replaced"))
 
 
 # ------------------------------------------------------------------ jobs and their ends

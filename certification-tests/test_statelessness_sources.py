@@ -22,6 +22,7 @@ ALLOWED: dict[str, str] = {
     "pkg/relay_hub_shell.py _hubs": "by package and full binding, emptied at revocation",
     "pkg/relay_hub_shell.py _listeners": "by address; what is an installation's is inside by its binding",
     "pkg/relay_hub_shell.py _starting": "a lock for each event loop",
+    "pkg/relay_entrance.py _open": "open connections, to count them by their installation; each until it is lost",
     "pkg/tools_listener.py _LISTENERS": "a listener for each event loop; what is a run's is inside by its bearer",
     "pkg/supervised_process.py _OWNED": "process ids of our children",
     "pkg/decision_log.py _failing": "files that could not be written to, so that each is complained of once",

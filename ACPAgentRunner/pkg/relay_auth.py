@@ -61,7 +61,11 @@ def token_problem(token: str) -> str:
 
 def daemon_key(token: str, daemon_id: str) -> bytes:
     """The key of one daemon of the installation that has this token."""
-    return _hmac(token.encode("utf-8", "surrogatepass"), b"daemon key", daemon_id.encode("utf-8"))
+    return _hmac(token.encode("utf-8", "surrogatepass"), _keying(daemon_id))
+
+
+def _keying(daemon_id: str) -> bytes:
+    return _body(b"daemon key", daemon_id.encode("utf-8"))
 
 
 def format_key(key: bytes) -> str:
@@ -128,8 +132,11 @@ class Transcript:
 
     def derive(self, key: bytes, label: bytes) -> bytes:
         """32 bytes that only a holder of ``key`` can make for this handshake and ``label``."""
-        return _hmac(
-            key,
+        return _hmac(key, self.body(label))
+
+    def body(self, label: bytes) -> bytes:
+        """What a key is applied to for ``label``: the same for every key."""
+        return _body(
             label,
             self.daemon_id.encode("utf-8"),
             self.daemon_nonce.encode("ascii"),
@@ -140,11 +147,11 @@ class Transcript:
 
     def proof(self, key: bytes, role: Role) -> str:
         """The proof of ``role``."""
-        return nonce_text(self.derive(key, b"proof of the " + role.encode("ascii")))
+        return nonce_text(self.derive(key, _proving(role)))
 
     def proves(self, key: bytes, role: Role, proof: str) -> bool:
         """Whether ``proof`` is the one of ``role``."""
-        return hmac.compare_digest(self.proof(key, role).encode("ascii"), proof.encode("utf-8", "replace"))
+        return Claim(self, role, proof).made_with(key)
 
     def channel(self, key: bytes, role: Role, counters: Counters) -> SealedChannel:
         """The proven connection, as ``role`` sees it."""
@@ -152,6 +159,21 @@ class Transcript:
         from_hub = self.derive(key, b"frames of the hub")
         keys = (from_daemon, from_hub) if role == "daemon" else (from_hub, from_daemon)
         return SealedChannel(*keys, counters)
+
+
+class Claim:
+    """A proof as it was shown, to be tried with many keys: what does not depend on a key is worked out once."""
+
+    __slots__ = ("_body", "_shown")
+
+    def __init__(self, handshake: Transcript, role: Role, proof: str) -> None:
+        """``proof`` is said to be the one of ``role``."""
+        self._body = handshake.body(_proving(role))
+        self._shown = proof.encode("utf-8", "replace")
+
+    def made_with(self, key: bytes) -> bool:
+        """Whether a holder of ``key`` made it."""
+        return hmac.compare_digest(nonce_text(_hmac(key, self._body)).encode("ascii"), self._shown)
 
 
 def transcript(hello: bytes, challenge: bytes) -> Transcript:
@@ -171,8 +193,15 @@ def proof_of(message: Message) -> str:
     return text_of(message, "proof", 64)
 
 
-def _hmac(key: bytes, label: bytes, *parts: bytes) -> bytes:
-    body = b"".join(b"%d:%b," % (len(part), part) for part in (PROTOCOL.encode("ascii"), label, *parts))
+def _proving(role: Role) -> bytes:
+    return b"proof of the " + role.encode("ascii")
+
+
+def _body(label: bytes, *parts: bytes) -> bytes:
+    return b"".join(b"%d:%b," % (len(part), part) for part in (PROTOCOL.encode("ascii"), label, *parts))
+
+
+def _hmac(key: bytes, body: bytes) -> bytes:
     return hmac.digest(key, body, "sha256")
 
 
@@ -190,16 +219,26 @@ class Secrets:
     """
 
     _tokens: dict[Installation, str] = field(default_factory=dict, repr=False)
+    _holders: dict[bytes, dict[Installation, None]] = field(default_factory=dict, repr=False)
+    """Who has a token, by its digest: as long as anybody has it."""
 
     def put(self, installation: Installation, token: str) -> bool:
         """Set an installation's token; whether it replaced another one."""
         before = self._tokens.get(installation)
+        self.drop(installation)
         self._tokens[installation] = token
+        self._holders.setdefault(_digest(token), {})[installation] = None
         return before is not None and before != token
 
     def drop(self, installation: Installation) -> None:
         """Forget an installation's token."""
-        self._tokens.pop(installation, None)
+        token = self._tokens.pop(installation, None)
+        if token is None:
+            return
+        digest = _digest(token)
+        del self._holders[digest][installation]
+        if not self._holders[digest]:
+            del self._holders[digest]
 
     def has(self, installation: Installation) -> bool:
         """Whether the installation has a token here."""
@@ -208,11 +247,24 @@ class Secrets:
     def conflicting(self, installation: Installation) -> bool:
         """Whether another installation has the same token."""
         token = self._tokens.get(installation)
-        return token is not None and sum(_same(token, other) for other in self._tokens.values()) > 1
+        return token is not None and len(self._holders[_digest(token)]) > 1
+
+    def rivals(self, installation: Installation) -> list[Installation]:
+        """The other installations that have the same token."""
+        token = self._tokens.get(installation)
+        return [] if token is None else [each for each in self._holders[_digest(token)] if each != installation]
 
     def proven(self, handshake: Transcript, proof: str) -> list[tuple[Installation, bytes]]:
-        """Every installation whose token made this proof, with the daemon key."""
-        return [found for each in self._tokens if (found := self.proven_by(each, handshake, proof)) is not None]
+        """Every installation whose token made this proof, with the daemon key.
+
+        A stranger makes this try every token, so that nothing is done for each of them that can be done once.
+        """
+        claim, keying = Claim(handshake, "daemon", proof), _keying(handshake.daemon_id)
+        for token in self._tokens.values():
+            key = _hmac(token.encode("utf-8", "surrogatepass"), keying)
+            if claim.made_with(key):
+                return [(holder, key) for holder in self._holders[_digest(token)]]
+        return []
 
     def proven_by(self, installation: Installation, handshake: Transcript, proof: str) -> tuple[Installation, bytes] | None:
         """The installation, with the daemon key, when its own token made this proof."""
@@ -227,6 +279,10 @@ class Secrets:
 def fingerprint(key: bytes) -> bytes:
     """What tells two keys apart without holding them."""
     return hashlib.sha256(b"coding-relay-v1 fingerprint" + key).digest()[:16]
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
 def _same(one: str, other: str) -> bool:

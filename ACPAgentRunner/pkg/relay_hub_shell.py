@@ -4,16 +4,17 @@ An :class:`AgentRuntimeDaemonHub` is one installation's; where many installation
 one :class:`pkg.relay_listener.Listener` for each address, and the token alone decides whose a daemon is. The names are those
 of the SDK's relay, so that code written for it moves over with its import.
 
-Guarantees: starting is serialized, the same settings are the same listener, other settings are a ``daemon_hub_conflict`` and
-never a silent reuse; a hub never acts in the context of the run that started it; :func:`revoke` (and the installation's own
-revocation) drops exactly one installation's secret, daemons and jobs; in a shared worker a secret is held only while a run or
-a connected daemon needs it.
+Guarantees: starting is serialized and waits for nobody's connections to end, the same settings are the same listener, other
+settings are a ``daemon_hub_conflict`` and never a silent reuse; a hub never acts in the context of the run that started it;
+:func:`revoke` (and the installation's own revocation) drops exactly one installation's secret, daemons and jobs; in a shared
+worker a secret is held only while a run or a connected daemon needs it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import ipaddress
 import logging
@@ -43,7 +44,7 @@ _DIGITS: Final = re.compile("[0-9]{1,9}")
 
 _hubs: Final[dict[tuple[Hashable, Hashable], AgentRuntimeDaemonHub]] = {}
 _listeners: Final[dict[tuple[str, int], Listener]] = {}
-"""Listeners that several installations may share."""
+"""Listeners that several installations may share, by the address that each has bound and the port that was asked for."""
 _starting: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]] = weakref.WeakKeyDictionary()
 
 
@@ -200,26 +201,24 @@ class AgentRuntimeDaemonHub:
         """Listen, or join the listener of this address; nothing to do when that is done with the same settings.
 
         Raises :class:`AgentRuntimeDaemonError`: ``daemon_token_required``, ``daemon_token_conflict``, ``daemon_hub_conflict``,
-        ``daemon_bind_failed``, ``revoked``.
+        ``daemon_bind_failed``, ``daemon_address_overlaps``, ``revoked``.
         """
         strict = self._shared or runtime_support.worker_shape() is WorkerShape.JAIL
         problem = token_problem(token) if strict else "" if token else "missing"
         if problem:
             raise self._error("daemon_token_required", problem=problem, command=TOKEN_COMMAND)
-        await to_the_end(self._start(host, port, token))
+        if not self._started(host, port, token):
+            await to_the_end(self._start(host, port, token))
 
     async def _start(self, host: str, port: int, token: str) -> None:
         async with _turn():
-            if self._settings is not None and self.is_running:
-                if self._settings != (host, port, token):
-                    raise self._error("daemon_hub_conflict", address=self.endpoint)
-                self._check_conflict()
+            if self._started(host, port, token):
                 return
             owner = installations.installation(self._installation)
             if owner.revoked:
                 raise self._error("revoked")
-            listener = _listeners.get((host, port)) if self._shared else None
-            if listener is None or not listener.open:
+            listener = _serving(host, port) if self._shared else None
+            if listener is None:
                 listener = await self._open(host, port)
             if self._installation in listener.users:
                 raise self._error("daemon_hub_conflict", address=f"{host}:{port}")
@@ -228,6 +227,15 @@ class AgentRuntimeDaemonHub:
             if self._forget is None:
                 self._forget = owner.hold(self._revoke)
             self._check_conflict()
+
+    def _started(self, host: str, port: int, token: str) -> bool:
+        """Whether it runs with these settings; raises when it runs with others, or with a token that is another's too."""
+        if self._settings is None or not self.is_running:
+            return False
+        if self._settings != (host, port, token):
+            raise self._error("daemon_hub_conflict", address=self.endpoint)
+        self._check_conflict()
+        return True
 
     def _check_conflict(self) -> None:
         """Both installations keep their secret here, so that neither has daemons until one of them changes it."""
@@ -242,9 +250,16 @@ class AgentRuntimeDaemonHub:
             log.warning(
                 "the hub can't listen on %r, port %d: %s", host, port, getattr(exc, "strerror", "") or type(exc).__name__
             )
+            if (
+                self._shared
+                and isinstance(exc, OSError)
+                and exc.errno == errno.EADDRINUSE
+                and (other := _overlapping(host, port))
+            ):
+                raise self._error("daemon_address_overlaps", host=host, port=port, other=other) from None
             raise self._error("daemon_bind_failed", host=host, port=port) from None
         if self._shared:
-            _listeners[host, port] = listener
+            _listeners[_literal(host), port] = listener
         return listener
 
     async def ensure_started_from_config(self, config: Mapping[str, Any]) -> None:
@@ -271,16 +286,18 @@ class AgentRuntimeDaemonHub:
             async with traceless.within(limits.RELAY_STOP):
                 for job in listener.jobs_of(self._installation):
                     await job.ended.wait()
-        async with _turn():
-            listener.drop(self._installation)
-            await self._close_unused(listener)
+        listener.drop(self._installation)
+        await self._close_unused(listener)
 
     async def _close_unused(self, listener: Listener) -> None:
-        if listener.users:
-            return
-        for address, known in list(_listeners.items()):
-            if known is listener:
-                del _listeners[address]
+        async with _turn():
+            if listener.users:
+                return
+            for address, known in list(_listeners.items()):
+                if known is listener:
+                    del _listeners[address]
+            listener.shut()
+        # Without the turn: connections that do not answer a close take their time, and others start meanwhile.
         await listener.close()
 
     def _leave(self) -> Listener | None:
@@ -299,10 +316,6 @@ class AgentRuntimeDaemonHub:
             listener.forbid(self._installation)
             installations.installation(self._installation).adopt(self._ended(listener), name="relay revocation")
 
-    async def _close_after(self, listener: Listener) -> None:
-        async with _turn():
-            await self._close_unused(listener)
-
     def release(self) -> None:
         """In a shared worker: forget the secret unless a job, a waiting run or a connected daemon needs it."""
         listener = self._listener
@@ -317,15 +330,17 @@ class AgentRuntimeDaemonHub:
             return
         self._leave()
         listener.drop(self._installation)
-        installations.installation(self._installation).adopt(self._close_after(listener), name="relay close")
+        installations.installation(self._installation).adopt(self._close_unused(listener), name="relay close")
 
     @contextlib.asynccontextmanager
     async def in_use(self, host: str, port: int, token: str) -> AsyncIterator[None]:
         """Started with these settings, and kept so while the block runs; see :meth:`reconfigure`."""
-        with self._needed():
-            await self.reconfigure(host, port, token)
-            yield
-        self.release()
+        try:
+            with self._needed():
+                await self.reconfigure(host, port, token)
+                yield
+        finally:
+            self.release()
 
     async def reconfigure(self, host: str, port: int, token: str) -> None:
         """Start with other settings than before; a ``daemon_hub_conflict`` while jobs run.
@@ -491,6 +506,31 @@ def revoke(installation: Hashable) -> None:
 def _literal(host: str) -> str:
     """The address to bind; raises ``ValueError`` for a name: looking it up would take the worker's small executor."""
     return DEFAULT_HOST if host == "localhost" else str(ipaddress.ip_address(host))
+
+
+def _wildcard(literal: str) -> str:
+    """The address that stands for all of this machine's of its version of IP."""
+    return "::" if ":" in literal else "0.0.0.0"
+
+
+def _serving(host: str, port: int) -> Listener | None:
+    """The shared listener whose address is ``host``, however that is written, or includes it; ``None``: there is none."""
+    try:
+        literal = _literal(host)
+    except ValueError:
+        return None
+    found = _listeners.get((literal, port))
+    if found is None and ipaddress.ip_address(literal).is_loopback:
+        found = _listeners.get((_wildcard(literal), port))
+    return found if found is not None and found.open else None
+
+
+def _overlapping(host: str, port: int) -> str:
+    """The address of another shared listener that keeps ``host`` from being bound; ``""``: it is none of ours."""
+    literal = _literal(host)
+    wildcard = _wildcard(literal)
+    taken = [known for (known, its_port) in _listeners if its_port == port and _wildcard(known) == wildcard]
+    return next((known for known in taken if wildcard in (literal, known)), "")
 
 
 def _turn() -> asyncio.Lock:

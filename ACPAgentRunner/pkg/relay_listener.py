@@ -5,8 +5,8 @@ run in an empty context, whoever opened it: no frame is ever handled with some r
 
 Guarantees: strangers cost a bounded number of connections of a bounded size each; one task per connection reads and one writes,
 both ended and awaited with the connection; a connection whose other side takes nothing is cut; a job is told everything that
-concerns it on the loop's own turn, in order; :meth:`Listener.close` returns when no task, connection or socket of the listener
-is left.
+concerns it on the loop's own turn, in order; :meth:`Listener.shut` frees the address at once; :meth:`Listener.close` returns
+when no task, connection or socket of the listener is left.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import contextvars
 import functools
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -25,8 +25,9 @@ from websockets.asyncio.server import Server, ServerConnection
 from websockets.exceptions import ConnectionClosed
 
 from pkg import limits, relay_sockets, traceless
+from pkg.pacing import Allowance, Pace
 from pkg.relay_auth import Installation, nonce_text
-from pkg.relay_entrance import Entrance, address_of, widen
+from pkg.relay_entrance import Entrance, address_of, proven
 from pkg.relay_errors import relay_error
 from pkg.relay_events import (
     CommandResult,
@@ -85,10 +86,12 @@ class Listener:
         self.protocol = HubProtocol(
             epoch=nonce_text(secrets.token_bytes(16)), random=secrets.token_bytes, shared=shared, markers=markers, times=times
         )
+        self._notes: dict[Installation, _Notes] = {}
         self._markers = markers
         self._jobs: dict[str, Job] = {}
         self._owners: dict[str, Installation] = {}
         self._server: Server | None = None
+        self._closing = asyncio.Lock()
         self._wakes: dict[int, asyncio.Event] = {}
         self._connections: dict[int, ServerConnection] = {}
         self._entrance = Entrance()
@@ -111,7 +114,7 @@ class Listener:
     @property
     def open(self) -> bool:
         """Whether it listens."""
-        return self._server is not None
+        return self._server is not None and self._server.is_serving()
 
     async def start(self) -> None:
         """Bind and listen; raises ``OSError``. Must run in an empty context."""
@@ -122,8 +125,17 @@ class Listener:
             self._disk = ThreadPoolExecutor(1, thread_name_prefix="relay-markers")
         self._tick()
 
+    def shut(self) -> None:
+        """Stop listening: the address is free for another listener. :meth:`close` does the rest, which takes time."""
+        if self._server is not None:
+            self._server.server.close()
+
     async def close(self) -> None:
         """Stop listening, end every job as far as that can be done in time, and close every connection."""
+        async with self._closing:
+            await self._close()
+
+    async def _close(self) -> None:
         server, self._server = self._server, None
         if server is None:
             return
@@ -157,25 +169,36 @@ class Listener:
 
     def register(self, installation: Installation, token: str, told: Callable[[], None]) -> None:
         """Admit the daemons of an installation; ``told()`` is called when something about them has changed."""
-        self.users[installation] = told
-        self.protocol.put_secret(installation, token, relay_sockets.relay_clock())
-        self.pump()
-        # Whoever has the same secret would wait for its daemons in vain from now on.
-        for tell in [tell for each, tell in self.users.items() if self.protocol.conflicting(each)]:
-            tell()
+        with self._rivals_told(installation):
+            self.users[installation] = told
+            self._notes.setdefault(installation, _Notes())
+            self.protocol.put_secret(installation, token, relay_sockets.relay_clock())
+            self.pump()
+
+    @contextlib.contextmanager
+    def _rivals_told(self, installation: Installation) -> Iterator[None]:
+        """Tell those that have the same secret before or after the block: they wait for daemons in vain, or do so no more."""
+        rivals = dict.fromkeys(self.protocol.rivals(installation))
+        yield
+        rivals.update(dict.fromkeys(self.protocol.rivals(installation)))
+        for told in [self.users[rival] for rival in rivals if rival in self.users]:
+            told()
 
     def forbid(self, installation: Installation) -> None:
         """Forget an installation's secret and begin the end of its jobs, which are told that it is revoked."""
         for job in self.jobs_of(installation):
             job.reason = "revoked"
-        self.protocol.forbid(installation, relay_sockets.relay_clock())
-        self.pump()
+        with self._rivals_told(installation):
+            self.protocol.forbid(installation, relay_sockets.relay_clock())
+            self.pump()
 
     def drop(self, installation: Installation) -> None:
         """Forget an installation: its secret, its daemons, its jobs."""
-        self.users.pop(installation, None)
-        self.protocol.revoke(installation, relay_sockets.relay_clock())
-        self.pump()
+        with self._rivals_told(installation):
+            self.users.pop(installation, None)
+            self._notes.pop(installation, None)
+            self.protocol.revoke(installation, relay_sockets.relay_clock())
+            self.pump()
 
     def jobs_of(self, installation: Installation) -> list[Job]:
         """The installation's jobs that are not over."""
@@ -266,7 +289,8 @@ class Listener:
                 what = (type(event), event.installation, event.daemon_id)
                 if what not in noted:  # a daemon may be fenced for a thousand jobs at once
                     noted.add(what)
-                    _note(event)
+                    if event.installation in self._notes:
+                        self._notes[event.installation].note(event)
         for number in self.protocol.output():
             wake = self._wakes.get(number)
             if wake is not None:
@@ -344,7 +368,7 @@ class Listener:
                 while (frame := protocol.next_frame(number)) is not None:
                     if narrow and protocol.proven(number):
                         narrow = False
-                        widen(connection)
+                        proven(connection, protocol.installation_of(number))
                     await sending.send(frame)
                 if (close := protocol.closing(number)) is not None:
                     await self._dismiss(connection, *close)
@@ -376,8 +400,23 @@ async def open_listener(
     return listener
 
 
-def _note(event: DaemonReady | DaemonGone | Fenced | FenceLifted) -> None:
-    if isinstance(event, Fenced):
-        log.warning("daemon %r gets no job until one is proven to have ended", event.daemon_id)
-    else:
-        log.info("%s: %r", type(event).__name__, event.daemon_id)
+class _Notes:
+    """What the log, which everybody shares, is told of one installation's daemons: not more than they may cause."""
+
+    def __init__(self) -> None:
+        self._pace = Pace(Allowance(limits.RELAY_NOTES, limits.RELAY_NOTES_PER_SECOND))
+        self._left_out = 0
+
+    def note(self, event: DaemonReady | DaemonGone | Fenced | FenceLifted) -> None:
+        now = relay_sockets.relay_clock()
+        if self._pace.ready_at(1, now) > now:
+            self._left_out += 1
+            return
+        self._pace.take(1, now)
+        if self._left_out:
+            log.info("%d lines about daemons of the same installation as the next were left out", self._left_out)
+            self._left_out = 0
+        if isinstance(event, Fenced):
+            log.warning("daemon %r gets no job until one is proven to have ended", event.daemon_id)
+        else:
+            log.info("%s: %r", type(event).__name__, event.daemon_id)

@@ -587,6 +587,9 @@ RELAY_CANCEL: Final = 10.0
 RELAY_DAEMONS: Final = 128
 """Daemons of one installation connected at once."""
 
+RELAY_CONNECTIONS: Final = RELAY_DAEMONS + 16
+"""Proven connections of one installation: its daemons, and those that still say which jobs they have, or whom they replace."""
+
 RELAY_PARAMETERS: Final = 16
 """Parameters of a failure that a daemon tells of; no text has more than a few."""
 
@@ -655,6 +658,9 @@ RELAY_UNPROVEN_BYTES: Final = 16 * 1024
 RELAY_OPENING: Final = 128
 """Connections in their WebSocket handshake at once: it takes two trips, and a stranger's takes a descriptor of the worker."""
 
+RELAY_DESCRIPTORS_SHARE: Final = 2
+"""Which part of the files a worker may have open connections of daemons take at most: agents and tools need the rest."""
+
 RELAY_LEAVING: Final = 64
 """Refused connections whose answer to the close frame is waited for at once."""
 
@@ -681,6 +687,12 @@ RELAY_JOB_QUEUE: Final = 1024
 
 RELAY_SEGMENT_BYTES: Final = 4 * 1024 * 1024
 """Bytes of one file of a job's disk journal; each is given back when all of it is acknowledged."""
+
+RELAY_NOTES: Final = 2 * RELAY_DAEMONS
+"""Lines at once in the worker's log about one installation's daemons: all of them leave and come back."""
+
+RELAY_NOTES_PER_SECOND: Final = 0.2
+"""The same in the long run, whatever its daemons do."""
 
 RELAY_STOP: Final = 12.0
 """Seconds a hub that stops waits for its daemons' proofs: a cancel's time and some for the way."""

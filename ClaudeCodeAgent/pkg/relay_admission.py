@@ -64,6 +64,7 @@ REASONS: Final[Mapping[str, str]] = {
     "parking_full": "too many unknown daemons wait here; the daemon tries again",
     "daemon_id_in_use": "another daemon with this id is connected; give each its own daemon_id",
     "daemon_fenced": "jobs on this machine are not proven to have ended; the daemon ends them and tries again",
+    "connections_full": "too many of this installation's connections are not ready yet; the daemon tries again",
     "daemons_full": "this installation has 128 daemons connected; stop some",
     "daemons_unproven": "jobs on too many other machines are not proven to have ended; let their daemons connect first",
     "daemon_replaced": "the same daemon has connected again",

@@ -12,6 +12,8 @@ Guarantees:
 - a job is over for the shell exactly once: :class:`JobFinished`, :class:`JobLost` or :class:`JobUnconfirmed`;
 - a daemon with a job that ended without proof is fenced: no job is started on it before the proof;
 - a live daemon id is replaced only by the same incarnation with the same key, or after the old connection failed a probe;
+- an installation has at most ``RELAY_CONNECTIONS`` proven connections; of those that are not live the oldest of the largest
+  crowd of one daemon id gives way;
 - the marker of a job is durable before anything of the job is sent, and goes only with the proof.
 """
 
@@ -23,7 +25,7 @@ from collections.abc import Callable
 from typing import cast
 
 from pkg import limits
-from pkg.relay_admission import Admission, Socket, reason_text
+from pkg.relay_admission import Admission, Socket, gives_way, reason_text
 from pkg.relay_auth import Installation, Secrets, nonce_text, token_problem
 from pkg.relay_events import (
     CLOSE_GOING_AWAY,
@@ -78,6 +80,8 @@ class HubProtocol:
         self._secrets = Secrets()
         self._admission = Admission(self._secrets, epoch, random, self.times, shared, self._close)
         self._sockets: dict[int, Socket] = {}
+        self._connected: dict[Installation, dict[int, Socket]] = {}
+        """Proven connections that are not being closed, in the order of their proofs."""
         self._links: dict[Installation, dict[str, Link]] = {}
         self._jobs: dict[str, HubJob] = {}
         self._events: list[HubEvent] = []
@@ -123,6 +127,10 @@ class HubProtocol:
         """Whether an open connection has shown its installation's secret."""
         socket = self._sockets.get(number)
         return socket is not None and socket.channel is not None
+
+    def installation_of(self, number: int) -> Installation:
+        """Whose a proven connection is."""
+        return self._sockets[number].installation
 
     @property
     def parked(self) -> int:
@@ -187,6 +195,10 @@ class HubProtocol:
     def conflicting(self, installation: Installation) -> bool:
         """Whether another installation has shown the same token, so that neither can have daemons."""
         return self._secrets.conflicting(installation)
+
+    def rivals(self, installation: Installation) -> list[Installation]:
+        """The other installations that have shown the same token."""
+        return self._secrets.rivals(installation)
 
     def forbid(self, installation: Installation, now: float) -> None:
         """Admit no daemon of this installation any more and begin the end of its jobs; its connections may still prove it."""
@@ -297,6 +309,12 @@ class HubProtocol:
 
     def _proven(self, socket: Socket) -> None:
         self._output.add(socket.number)
+        others = self._connected.get(socket.installation, {})
+        if len(others) >= limits.RELAY_CONNECTIONS:
+            # Whoever holds one daemon's key only crowds out itself.
+            waiting = {number: each.identity.daemon_id for number, each in others.items() if each.identity and not each.link}
+            self._close(others[gives_way(waiting)], CLOSE_RETRY, reason_text("connections_full"))
+        self._connected.setdefault(socket.installation, {})[socket.number] = socket
         if socket.state is not None:
             self._state(socket, socket.state)
 
@@ -345,6 +363,9 @@ class HubProtocol:
     def _leave(self, socket: Socket) -> None:
         """The connection does not count any more; leases of its jobs run from now, or from when it fell silent."""
         socket.ready.clear()
+        others = self._connected.get(socket.installation, {})
+        if others.pop(socket.number, None) is not None and not others:
+            del self._connected[socket.installation]
         link, socket.link = socket.link, None
         if link is None and socket.identity is not None:
             link = self._links.get(socket.installation, {}).get(socket.identity.daemon_id)

@@ -223,8 +223,6 @@ NO_SDK: Final = "relay and daemon have no SDK in them; the main run and the webs
 ONE_AGENT: Final = "what the SDK has to do with it is the same for every agent; acp runs"
 ONE_POLICY: Final = "only what is asked passes through the SDK"
 SELF_TEST: Final = "a test of the test"
-BETWEEN: Final = "runs under an older SDK and under the newest"
-NEXT: Final = "runs under the next newer SDK"
 HOSTS: Final = "runs under the newest SDK, and the real host prepares it with its own"
 HOST: Final = "the suites of the real host drive dedicated workers of this SDK"
 
@@ -235,6 +233,7 @@ SDK_FILES: Final = (
     f"{SUITE}test_daemon_workers.py",
     f"{SUITE}test_langbot_tools_worker.py",
     f"{SUITE}test_statelessness.py",
+    f"{SUITE}test_shared_runtime.py",
 )
 """The established suites and what drives a real worker."""
 
@@ -304,19 +303,12 @@ LEFT_OUT_0_7_4: Final = {
     f"{SUITE}test_identity.py::TestAuthority::test_a_pool_of_an_sdk_without_the_revocation_hook_is_refused": UNPOOLED,
 }
 LEFT_OUT_0_7_5: Final = {
-    f"{_APPROVALS}whatever_is_killed_or_replaced_no_turn_waits_for_ever[acp]": NEXT,
+    **CANCELS,
+    f"{SUITE}test_shared_runtime.py::test_over_ssh_each_works_on_its_own_machine": UNCANCELLED,
     f"{SUITE}test_daemon_workers.py::TestPool::test_a_killed_shared_worker_leaves_no_agent_on_any_machine": NO_SDK,
     f"{SUITE}test_worker_lifecycle.py::test_the_real_dependency_environment_of_the_package_serves": HOSTS,
-    f"{SUITE}test_daemon_workers.py::TestTwoWorkers": NEXT,
-    f"{SUITE}test_daemon_workers.py::TestOneMachine": NEXT,
-    f"{_APPROVALS}every_answer_under_every_policy_on_every_surface": NEXT,
-    f"{SUITE}test_worker_runs.py": BETWEEN,
 }
 LEFT_OUT_0_7_16: Final = {
-    f"{SUITE}test_statelessness.py::TestTwoInstallations": BETWEEN,
-    f"{SUITE}test_worker_ssh.py": BETWEEN,
-    f"{SUITE}test_worker_globals.py": BETWEEN,
-    f"{SUITE}test_worker_runs.py": HOST,
     f"{SUITE}test_worker_lifecycle.py::test_the_real_dependency_environment_of_the_package_serves": HOST,
     f"{SUITE}test_daemon_workers.py::TestPool::test_a_killed_shared_worker_leaves_no_agent_on_any_machine": NO_SDK,
 }

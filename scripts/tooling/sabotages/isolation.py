@@ -355,6 +355,21 @@ _secrets = (
         (f"{_TOOLS}::test_the_bearer_appears_in_no_repr_and_not_in_the_address",),
     ),
     Sabotage(
+        "end-of-a-conflict-not-told",
+        pkg("relay_listener"),
+        "with self._rivals_told(installation):",
+        "if True:",
+        (f"{_TRUST}::TestListener::test_a_secret_that_two_had_is_let_go_of_when_one_has_left",),
+        within="def drop(",
+    ),
+    Sabotage(
+        "digest-of-a-token-kept",
+        pkg("relay_auth"),
+        "if not self._holders[digest]:",
+        "if False:",
+        ("test_relay_protocol.py::test_showing_a_secret_costs_the_same_whoever_else_has_one",),
+    ),
+    Sabotage(
         "tokens-in-a-repr",
         pkg("relay_auth"),
         "_tokens: dict[Installation, str] = field(default_factory=dict, repr=False)",

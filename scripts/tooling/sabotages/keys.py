@@ -326,7 +326,7 @@ _AUTH = "test_relay_protocol.py"
 _OTHERS_JOB = "test_relay_protocol_hostile.py::test_what_a_daemon_says_about_another_s_job_is_counted_and_changes_nothing"
 _VECTORS = "test_relay_protocol_vectors.py::test_both_roles_reproduce_the_golden_vectors"
 _TRUST = "test_coding_relay_v1_trust.py"
-_DAEMON_KEY = 'return _hmac(token.encode("utf-8", "surrogatepass"), b"daemon key", daemon_id.encode("utf-8"))'
+_DAEMON_KEY = 'return _body(b"daemon key", daemon_id.encode("utf-8"))'
 _SCOPE = 'names = ("instance_uuid", "workspace_uuid", "installation_uuid")'
 _MARKER_NAME = r'name = hashlib.sha256(f"{daemon_id}\0{job_id}".encode("utf-8", "surrogatepass")).hexdigest()[:40]'
 _SAME_DAEMON = "if link.incarnation != identity.incarnation or link.key != socket.key:"
@@ -341,7 +341,7 @@ _daemons = (
         (f"{_AUTH}::test_a_per_daemon_key_can_only_be_itself",),
     ),
     *(
-        Sabotage(f"proof-without-{name}", pkg("relay_auth"), old, new, tests, within="def derive(")
+        Sabotage(f"proof-without-{name}", pkg("relay_auth"), old, new, tests, within="def body(")
         for name, old, new, tests in (
             ("role", "label,", 'b"",', (f"{_AUTH}::test_the_hub_s_own_proof_does_not_pass_for_a_daemon_s",)),
             ("daemon-id", 'self.daemon_id.encode("utf-8"),', "", (_VECTORS,)),

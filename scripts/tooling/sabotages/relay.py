@@ -25,7 +25,7 @@ _belief = (
     Sabotage(
         "proof-not-checked",
         pkg("relay_auth"),
-        'return hmac.compare_digest(self.proof(key, role).encode("ascii"), proof.encode("utf-8", "replace"))',
+        'return hmac.compare_digest(nonce_text(_hmac(key, self._body)).encode("ascii"), self._shown)',
         "return True",
         (f"{_PROTOCOL}::test_a_wrong_token_stops_the_daemon_with_an_explanation",),
     ),
@@ -257,6 +257,29 @@ _ends = (
         "if not job.ended and now >= self._lost_at + job.lease:",
         "if False:",
         (f"{_PROTOCOL}::test_past_its_lease_a_job_is_lost_for_both_sides",),
+    ),
+    Sabotage(
+        "daemons-at-work-give-way-to-new-ones",
+        pkg("relay_entrance"),
+        "one = gives_way(crowd) if largest is None else next(reversed(crowd))",
+        "one = next(iter(crowd))",
+        ("test_coding_relay_v1_bounds.py::TestCrowds::test_all_connections_together_leave_the_worker_half_of_its_descriptors",),
+        red="ConnectionClosed",
+    ),
+    Sabotage(
+        "proven-connections-not-counted",
+        pkg("relay_hub"),
+        "if len(others) >= limits.RELAY_CONNECTIONS:",
+        "if False:",
+        (f"{_PROTOCOL}::test_proven_connections_that_are_not_live_are_bounded_with_the_live_ones",),
+    ),
+    Sabotage(
+        "listeners-by-the-text-of-their-host",
+        pkg("relay_hub_shell"),
+        "_listeners[_literal(host), port] = listener",
+        "_listeners[host, port] = listener",
+        (f"{_TRUST}::TestListener::test_one_address_is_one_listener_however_it_is_written",),
+        red="AgentRuntimeDaemonError",
     ),
     Sabotage(
         "silent-daemon-kept",
