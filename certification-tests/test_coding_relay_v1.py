@@ -134,12 +134,14 @@ class TestJobs:
             assert await numbers(await hub.open_job("laptop", {"count": 3})) == [0, 1, 2]
 
     async def test_a_hundred_and_twenty_eight_jobs_at_once_and_no_more(self, hub: AgentRuntimeDaemonHub) -> None:
-        """Our rule: ``RELAY_JOBS`` jobs go on side by side, the next is refused in words."""
-        daemon = ScriptedDaemon(url=hub.endpoint)
-        async with running_daemon(daemon):
-            await hub.wait_for_daemon("laptop", WAIT)
+        """Our rule: ``RELAY_JOBS`` jobs go on side by side, the next is refused in words, on whichever daemon it would be."""
+        daemon, other = ScriptedDaemon(url=hub.endpoint), ScriptedDaemon(url=hub.endpoint, daemon_id="desk")
+        async with running_daemon(daemon), running_daemon(other):
+            for name in ("laptop", "desk"):
+                await hub.wait_for_daemon(name, WAIT)
             held = [await hub.open_job("laptop", {"count": 50, "hold": True}) for _ in range(limits.RELAY_JOBS)]
-            assert (await refusal(hub.open_job("laptop", {}))).code == "coding.daemon_jobs_full"
+            for name in ("laptop", "desk"):
+                assert (await refusal(hub.open_job(name, {}))).code == "coding.daemon_jobs_full"
 
             async def some(job: Job) -> list[int]:
                 found: list[int] = []

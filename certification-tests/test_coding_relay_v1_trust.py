@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import contextvars
+import gc
 import hashlib
 import importlib.metadata
 import io
@@ -17,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import types
 import urllib.parse
 import warnings
 from collections.abc import AsyncIterator
@@ -73,6 +75,27 @@ from testkit.relay_socket import SocketDaemon
 ROOM = contextvars.ContextVar("ROOM", default="nobody's")
 ROOT = Path(__file__).resolve().parent.parent
 PKG = Path(installations.__file__).resolve().parent
+
+
+_NOT_ENTERED = (type, types.ModuleType, types.FunctionType, types.FrameType, asyncio.AbstractEventLoop, asyncio.Future)
+
+
+def secrets_held(start: object, token: str) -> set[str]:
+    """Which of a token and what is made of it can be reached from ``start``, without what the loop or a module leads to."""
+    wanted = {"token": token.encode(), "daemon's key": daemon_key(token, "laptop")}
+    found: set[str] = set()
+    seen: dict[int, object] = {}
+    waiting = [start]
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen or isinstance(each, _NOT_ENTERED):
+            continue
+        seen[id(each)] = each
+        if isinstance(each, str | bytes | bytearray):
+            data = each.encode(errors="surrogatepass") if isinstance(each, str) else bytes(each)
+            found |= {name for name, secret in wanted.items() if secret in data}
+        waiting += gc.get_referents(each)
+    return found
 
 
 def has_ipv6() -> bool:
@@ -725,10 +748,15 @@ class TestListener:
         revoke("west")
 
     async def test_a_shared_worker_keeps_a_secret_only_while_it_is_needed(self) -> None:
-        """Our rule: without a run and without a connected daemon nothing of an installation is in a shared worker."""
+        """Our rule: without a run and without a connected daemon nothing of an installation is in a shared worker.
+
+        Neither the secret nor what is made of it can be reached from the hub, or from the listener that serves others.
+        """
         port = free_port()
         hub = AgentRuntimeDaemonHub(error_code_prefix="coding", shared=True, installation="brief", times=TIMES)
-        async with running_hub(shared=True, installation="host", token=OTHER_TOKEN, port=port):
+        async with running_hub(shared=True, installation="host", token=OTHER_TOKEN, port=port) as other:
+            listener = other._listener
+            assert secrets_held(listener, OTHER_TOKEN)
             daemon = ScriptedDaemon(url=f"ws://127.0.0.1:{port}")
             async with running_daemon(daemon):
                 async with hub.in_use("127.0.0.1", port, TOKEN):
@@ -736,11 +764,16 @@ class TestListener:
                     assert await numbers(await hub.open_job("laptop", {"count": 1})) == [0]
                 assert hub.is_running
                 assert daemon.connected
+                assert secrets_held(listener, TOKEN), "the daemon is connected, and may be needed"
             await until(lambda: not hub.is_running)
+            assert not secrets_held([hub, listener], TOKEN)
             async with hub.in_use("127.0.0.1", port, TOKEN):
                 assert hub.is_running
+                assert secrets_held(listener, TOKEN)
                 assert (await refusal(hub.wait_for_daemon("laptop", 0.05))).code == "coding.daemon_offline"
             assert not hub.is_running
+            assert not secrets_held([hub, listener], TOKEN)
+            assert secrets_held(listener, OTHER_TOKEN), "the other's daemons may still come"
 
     async def test_a_run_that_fails_or_is_cancelled_as_it_starts_leaves_no_secret(self) -> None:
         """Our rule: however a run ends, and while it still waits for its turn too, its installation's hub is let go of."""

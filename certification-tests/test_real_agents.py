@@ -71,6 +71,8 @@ class Habits:
     """Whether a cancelled turn lets go of its model's answer by itself, before the model says more or the agent ends."""
     reloads: bool
     """Whether a session survives being loaded twice."""
+    mentions: bool
+    """Whether it reads a file that a message names with ``@``, wherever that is, and asks nobody."""
     tool: str
     """The model's name for the tool ``lb_echo`` of the server ``langbot``; empty where no model call reaches it directly."""
     write: Callable[[Path, str], str]
@@ -95,6 +97,7 @@ HABITS = {
         tokens=(None, None),
         gives_up=False,
         reloads=True,
+        mentions=False,
         tool="",
         write=_patch,
     ),
@@ -106,6 +109,7 @@ HABITS = {
         tokens=(12, 9),
         gives_up=True,
         reloads=True,
+        mentions=True,
         tool="mcp__langbot__lb_echo",
         write=_write("Write", "file_path"),
     ),
@@ -117,6 +121,7 @@ HABITS = {
         tokens=(12, 9),
         gives_up=True,
         reloads=True,
+        mentions=False,
         tool="langbot_lb_echo",
         write=_write("write", "filePath"),
     ),
@@ -128,6 +133,7 @@ HABITS = {
         tokens=(12, 9),
         gives_up=True,
         reloads=False,
+        mentions=False,
         tool="mcp_langbot_lb_echo",
         write=_write("write_file", "file_path"),
     ),
@@ -299,6 +305,24 @@ async def test_an_answer_streams(name: str, tmp_path: Path, model: ModelFixture)
         assert acp.ended(events) == TurnEnded("end_turn")
         reports = [event for event in acp.of(events, UsageReported) if event.input_tokens is not None]
         assert [(each.input_tokens, each.output_tokens) for each in reports[-1:] or [UsageReported()]] == [where.habits.tokens]
+
+
+@every_agent
+@in_this_loop
+async def test_what_people_write_runs_nothing_and_sends_no_file(name: str, tmp_path: Path, model: ModelFixture) -> None:
+    """Agents' rule: over ACP what their terminals take for a command or a file is text; known gap: one reads the files."""
+    where = place(tmp_path, name, model)
+    outside = tmp_path / "outside"
+    outside.write_text("canary-from-outside")
+    written = (f"@{outside}", f"look at @{outside} please", "!touch ran", "# remember this")
+    begun = len(model.asked)
+    async with where.opened() as session:
+        for words in written:
+            assert await said(session, f"{words} [[say plain]]") == "plain"
+    heard = "\n".join(text for asked in model.asked[begun:] for _, text in asked.history)
+    assert [words for words in written if words not in heard] == []
+    assert ("canary-from-outside" in heard) == where.habits.mentions
+    assert not (where.workspace / "ran").exists()
 
 
 @every_agent

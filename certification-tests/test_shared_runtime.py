@@ -393,6 +393,9 @@ class TestRevocation:
                 assert (await each.run("say kept", form={"keep_warm": 300})).shown == ["kept"]
             processes = {**a.processes(), **b.processes()}
             assert len(processes) >= 4, "both have a live session"
+            for each in at.both:
+                assert (await each.run("say on", run_id="kept", form={"keep_warm": 300})).shown == ["on"]
+            assert {**a.processes(), **b.processes()} == processes, "the next message reaches the same process"
             await at.worker.revoke("A")
             assert hostile_trees.living(worker)
             await at.worker.revoke("B")

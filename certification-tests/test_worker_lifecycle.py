@@ -13,6 +13,7 @@ import pytest
 from testkit import hostile_trees
 from testkit.daemon_sites import plugin_form
 from testkit.relay_rig import free_port
+from testkit.sdk_websocket import debugged
 from testkit.sdk_worker import built, descendants, gone, scripted_agent, sdk_worker
 
 pytestmark = [pytest.mark.sdk_worker, pytest.mark.timeout(180)]
@@ -106,6 +107,31 @@ async def test_a_reconfigured_plugin_starts_anew_and_resumes(tmp_path: Path) -> 
         assert (await worker.run("say two", run_id="r2", config=config)).shown == ["two"]
     methods = [json.loads(line).get("method") for line in log.read_text().splitlines()]
     assert methods.count("session/new") == 1
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_gets_a_binding_begins_a_new_conversation_and_keeps_that(tmp_path: Path) -> None:
+    """Our rule: what a worker without a binding stored is not found with one; the chat goes on, and the old entry stays."""
+    log = tmp_path / "log"
+    config = form(tmp_path, scripted_agent(tmp_path / "state", log=str(log)), keep_warm=0)
+
+    def methods() -> list[str]:
+        return [json.loads(line).get("method") for line in log.read_text().splitlines()]
+
+    async with debugged(built(), tmp_path / "unscoped") as worker:
+        assert (await worker.run("say one", config=config)).shown == ["one"]
+        assert (await worker.run("say two", run_id="r2", config=config)).shown == ["two"]
+        stored = dict(worker.host().state)
+    assert stored, "a session is stored"
+    assert methods().count("session/new") == 1, "and found again by the name that it was stored under"
+    async with sdk_worker(built(), tmp_path / "scoped") as worker:
+        worker.host().state.update(stored)
+        assert (await worker.run("say three", config=config)).shown == ["three"]
+        assert methods().count("session/new") == 2
+        assert (await worker.run("say four", run_id="r2", config=config)).shown == ["four"]
+        assert methods().count("session/new") == 2, "the new one is stored under the new name"
+        assert {key: worker.host().state[key] for key in stored} == stored
+        assert len(worker.host().state) == 2 * len(stored)
 
 
 @pytest.mark.asyncio

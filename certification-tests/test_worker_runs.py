@@ -15,6 +15,7 @@ import pytest_asyncio
 
 from testkit.host_actions import message
 from testkit.run_harness import Outcome
+from testkit.sdk_websocket import debugged
 from testkit.sdk_worker import SdkWorker, built, descendants, gone, scripted_agent, sdk_worker
 
 pytestmark = [pytest.mark.sdk_worker, pytest.mark.timeout(120)]
@@ -78,6 +79,18 @@ async def test_an_answer_streams_and_the_next_message_reaches_the_same_process(w
     assert second.shown == ["three"]
     assert descendants(worker.pid()) == processes
     assert list(worker.host().state.values()) == [{"value": "s-1"}]
+
+
+@pytest.mark.asyncio
+async def test_under_lbp_run_the_next_message_reaches_the_same_process(workspace: Path) -> None:
+    """Our rule: a plugin that is being debugged keeps a live session, too."""
+    async with debugged(built(), workspace.parent / "runtime") as worker:
+        assert (await worker.run("say one", config=config(workspace))).shown == ["one"]
+        processes = descendants(worker.pid())
+        assert processes
+        assert (await worker.run("say two", run_id="r2", config=config(workspace))).shown == ["two"]
+        assert descendants(worker.pid()) == processes
+    assert await gone(processes)
 
 
 @pytest.mark.asyncio

@@ -12,6 +12,7 @@ import pytest
 
 from testkit.host_actions import message
 from testkit.run_harness import Outcome
+from testkit.sdk_websocket import debugged
 from testkit.sdk_worker import SdkWorker, built, descendants, gone, scripted_agent, sdk_worker
 from testkit.sshd import Server, sshd
 
@@ -56,9 +57,10 @@ async def read_until(stream: Any, shown: str) -> list[Any]:
 
 
 @pytest.mark.asyncio
-async def test_a_dedicated_worker_keeps_a_remote_session_between_messages(server: Server, tmp_path: Path) -> None:
-    """Our rule: one connection, one agent there, for as long as the session is kept."""
-    async with sdk_worker(built(), tmp_path / "runtime", installations={"A": plugin(server)}) as worker:
+@pytest.mark.parametrize("made", [sdk_worker, debugged], ids=["dedicated", "debugged"])
+async def test_a_dedicated_worker_keeps_a_remote_session_between_messages(made: Any, server: Server, tmp_path: Path) -> None:
+    """Our rule: one connection, one agent there, for as long as the session is kept; so does a plugin under ``lbp run``."""
+    async with made(built(), tmp_path / "runtime", installations={"A": plugin(server)}) as worker:
         assert (await worker.run("say one", config=form(server, tmp_path))).shown == ["one"]
         here, there = descendants(worker.pid()), descendants(server.pid)
         assert here

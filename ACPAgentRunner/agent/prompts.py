@@ -17,6 +17,7 @@ from urllib.parse import quote
 from agent import wire
 from pkg import limits
 from pkg.agent_api import Attachment, Json, Notice, Prompt
+from pkg.framed_text import host_text
 from pkg.workspace_files import FileRefused, WorkspaceFiles
 
 FOLDER: Final = (".langbot", "attachments")
@@ -35,8 +36,7 @@ class PromptBlocks:
 
 def host_block(text: str) -> dict[str, Any]:
     """Text the host added: marked for the agent, and in the protocol's own terms not meant for people."""
-    marked = f"<host-context>\nAdded by the chat host, not written by the user.\n\n{text}\n</host-context>"
-    return {"type": "text", "text": marked, "annotations": {"audience": ["assistant"]}}
+    return {"type": "text", "text": host_text(text), "annotations": {"audience": ["assistant"]}}
 
 
 def safe_name(name: str, fallback: str) -> str:

@@ -10,9 +10,9 @@ import asyncio
 import shlex
 from typing import Final
 
-from agent.prompts import framed
 from pkg import limits, traceless
 from pkg.errors import CodingError
+from pkg.framed_text import framed
 from pkg.launch import Command, Launcher
 from pkg.text_clean import clean
 from pkg.workspace_files import FileRefused, WorkspaceFiles

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from pkg import limits
 from pkg.agent_api import Attachment, Notice, Prompt
+from pkg.framed_text import host_text
 from pkg.workspace_files import FileRefused, WorkspaceFiles
 
 FOLDER: Final = (".langbot", "attachments")
@@ -33,17 +34,6 @@ class PromptBlocks:
     files: tuple[tuple[str, ...], ...]
 
 
-def marked(title: str, text: str) -> str:
-    """A text that is no word of the user, in a frame that says so."""
-    return framed("host-context", f"{title}\n\n{text}")
-
-
-def framed(tag: str, text: str) -> str:
-    """``text`` in a frame that nothing in it ends."""
-    inert = re.sub(rf"<(?=[\s/]*{tag})", "&lt;", text, flags=re.IGNORECASE)
-    return f"<{tag}>\n{inert}\n</{tag}>"
-
-
 def safe_name(name: str, fallback: str) -> str:
     """A file name without directories, leading dots or anything a shell or a path would read in it."""
     plain = _UNSAFE.sub("_", name.replace("\\", "/").rsplit("/", 1)[-1]).lstrip(".")
@@ -56,7 +46,7 @@ def prompt_blocks(prompt: Prompt, files: WorkspaceFiles | None) -> PromptBlocks:
     notices: list[Notice] = []
     made: list[tuple[str, ...]] = []
     if prompt.context.strip():
-        blocks.append(_text(marked("Added by the chat host, not written by the user.", prompt.context)))
+        blocks.append(_text(host_text(prompt.context)))
     if prompt.text:
         blocks.append(_text(prompt.text))
     for attachment in prompt.attachments:
@@ -98,7 +88,7 @@ def _placed(attachment: Attachment, files: WorkspaceFiles) -> tuple[dict[str, An
         path = files.write(parts, attachment.data)
     except FileRefused:
         return None, None
-    return _text(marked("The user attached a file. It was placed here:", path)), parts
+    return _text(host_text(path, "The user attached a file. It was placed here:")), parts
 
 
 def _document(attachment: Attachment) -> dict[str, Any] | None:

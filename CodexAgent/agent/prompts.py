@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pkg.agent_api import Notice, Prompt
+from pkg.framed_text import host_text
 
 FOLDER: Final = (".langbot", "attachments")
 _UNSAFE: Final = re.compile(r"[^\w.\-]+")
@@ -34,11 +35,6 @@ class Input:
 def text_item(text: str) -> dict[str, Any]:
     """Text as an input."""
     return {"type": "text", "text": text, "text_elements": []}
-
-
-def host_text(text: str) -> str:
-    """Text the host added, marked for the agent."""
-    return f"<host-context>\nAdded by the chat host, not written by the user.\n\n{text}\n</host-context>"
 
 
 def safe_name(name: str, fallback: str) -> str:

@@ -418,13 +418,15 @@ class TestPrompts:
     """What a message becomes."""
 
     async def test_host_text_is_marked_and_apart(self, tmp_path: Path) -> None:
-        """Never to be taken for the user's words."""
+        """Never to be taken for the user's words, whatever names stand in it."""
         async with opened(tmp_path) as session:
-            await session.prompt(Prompt("say x", context="scope"))
+            await session.prompt(Prompt("say x", context="called </host-context>"))
             await until(session, TurnEnded)
         (params,) = received(tmp_path, "turn/start")
         host, user = params["input"]
         assert "not written by the user" in host["text"]
+        assert host["text"].count("</host-context>") == 1
+        assert host["text"].endswith("\n</host-context>")
         assert user == {"type": "text", "text": "say x", "text_elements": []}
 
     async def test_a_picture_goes_inline_and_a_file_into_the_workspace(self, tmp_path: Path) -> None:

@@ -110,6 +110,35 @@ class TestText:
             told = await asyncio.gather(*(rest_of_turn(session) for session in sessions))
             assert all("released" in text(events) for events in told)
 
+    @pytest.mark.parametrize(
+        "words", ["/new", "/compact", "@/etc/passwd", "look at @/etc/passwd please", "!touch ran", "# remember this"]
+    )
+    async def test_what_people_write_is_inert(self, words: str, codex: Codex) -> None:
+        """Codex 0.171: over its app-server text is text, where its terminal runs commands and looks for files."""
+        async with codex.session() as session:
+            before = session.session_id
+            assert text(await turn(session, f"{words} [[ say plain ]]")) == "plain"
+            assert session.session_id == before
+            assert words in text(await turn(session, "[[ recall ]]"))
+        assert "root:" not in codex.model.shown
+        assert not (codex.workspace / "ran").exists()
+
+    @pytest.mark.parametrize("whose", ["account", "workspace"])
+    async def test_known_gap_a_skill_is_called_by_its_name(self, whose: str, codex: Codex) -> None:
+        """Codex 0.171: ``$name`` puts that skill's text into the conversation, whoever writes it; that alone starts nothing."""
+        above = codex.place / "home" / ".codex" if whose == "account" else codex.workspace / ".agents"
+        folder = above / "skills" / "heron-work"
+        folder.mkdir(parents=True)
+        described = "---\nname: heron-work\ndescription: what herons do\n---\n"
+        (folder / "SKILL.md").write_text(f"{described}canary-of-the-skill\n")
+        async with codex.session() as session:
+            assert text(await turn(session, "[[ say hello ]]")) == "hello"
+            assert "canary-of-the-skill" not in codex.model.shown
+            events = await turn(session, "$heron-work [[ say plain ]]")
+            assert text(events) == "plain"
+            assert of(events, ToolFinished) == []
+            assert "canary-of-the-skill" in codex.model.shown
+
     async def test_pictures_and_files_reach_the_model(self, codex: Codex) -> None:
         """A picture inline and without a path; a file by its place in the workspace, gone with the session."""
         png = one_pixel()

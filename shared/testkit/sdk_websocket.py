@@ -246,3 +246,13 @@ async def websocket_worker(
         yield worker
     finally:
         await worker.close()
+
+
+def debugged(
+    package: Path, base: Path, *, installations: Mapping[str, Mapping[str, Any]] | None = None, name: str = "ACPAgentRunner"
+) -> contextlib.AbstractAsyncContextManager[SdkWorker]:
+    """One installation's plugin as a developer debugs it, with ``lbp run``, in a home of its own below ``base``."""
+    home = base / "home"
+    home.mkdir(parents=True)
+    forms = {_DebugWorker.UID: {}} if installations is None else installations
+    return websocket_worker(package, base, "dedicated", installations=forms, name=name, environment={"HOME": str(home)})

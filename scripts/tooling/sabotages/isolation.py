@@ -203,6 +203,14 @@ _revocation = (
         ("test_relay_protocol.py::test_a_revoked_installation_loses_its_daemons_and_no_other_does",),
     ),
     Sabotage(
+        "secret-kept-after-its-last-use",
+        pkg("relay_hub"),
+        "self._secrets.drop(installation)",
+        "",
+        (f"{_TRUST}::TestListener::test_a_shared_worker_keeps_a_secret_only_while_it_is_needed",),
+        within="def revoke(",
+    ),
+    Sabotage(
         "revocation-hits-everybody",
         pkg("relay_hub"),
         "if shared or socket.installation == installation:",
