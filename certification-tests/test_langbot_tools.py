@@ -27,10 +27,12 @@ from langbot_plugin.api.entities.builtin.runner.result import RunnerResult
 from langbot_plugin.api.proxies.invocation import bind_invocation, current_binding
 from langbot_plugin.entities.io.actions.enums import PluginToRuntimeAction
 from langbot_plugin.entities.io.context import InstallationBinding
+from langbot_plugin.runtime.io.handler import MAX_INFLIGHT_ACTIONS
 
 from pkg import langbot_tools, limits, tools_listener
 from pkg.agent_api import McpServer
 from pkg.errors import Refused
+from pkg.fair_slots import FairSlots
 from pkg.langbot_tools import AddressedTools, open_session_tools, open_tools
 
 pytestmark = pytest.mark.asyncio
@@ -181,6 +183,7 @@ async def nothing_left() -> AsyncIterator[None]:
     gc.collect()
     assert not [each for each in tools_listener._LISTENERS.values() if each._runner is not None], "the listener is still open"
     assert set(threading.enumerate()) <= threads
+    assert (langbot_tools._host._taken, langbot_tools._host._waiting) == ({}, {}), "nobody is remembered"
     left = asyncio.all_tasks() - tasks - {asyncio.current_task()}
     if left:
         await asyncio.wait(left, timeout=5)
@@ -557,6 +560,98 @@ async def test_a_flood_of_calls_is_bounded_and_a_slow_call_delays_no_other() -> 
             assert host.most <= limits.MCP_CALLS_AT_ONCE + 1
 
     await invoke(host, body)
+
+
+async def greedy(host: Host, name: str, end: asyncio.Event) -> list[dict[str, Any]]:
+    """Three runs of one installation with eight calls each, which the host answers never; what the agents read in the end."""
+    answers: list[dict[str, Any]] = []
+
+    async def body(runner: Act, ctx: RunnerContext) -> None:
+        async with contextlib.AsyncExitStack() as clients:
+            async with open_tools(runner, ctx) as tools:
+                caller = await clients.enter_async_context(client(tools.server))
+                calls = [asyncio.create_task(caller.weather(n, gate="never")) for n in range(limits.MCP_CALLS_AT_ONCE)]
+                await end.wait()
+            answers.extend(await asyncio.gather(*calls))
+
+    await asyncio.gather(*(invoke(host, body, ctx=context(f"run {n}"), bound=binding(name)) for n in range(3)))
+    return answers
+
+
+async def at_the_host(host: Host, count: int) -> None:
+    """Wait until so many calls are there at once."""
+    async with asyncio.timeout(SOON):
+        while host.active < count:
+            await host.reached.get()
+
+
+async def test_nobodys_calls_take_every_action_of_the_connection() -> None:
+    """Our rule: 16 of an installation, however many runs it has, and 64 of all; what waits ends with its run."""
+    host, end = Host(), asyncio.Event()
+    host.gates["never"] = asyncio.Event()
+    each, most = limits.MCP_CALLS_PER_INSTALLATION, limits.MCP_CALLS_PER_PROCESS
+    assert most * 2 <= MAX_INFLIGHT_ACTIONS
+
+    async def modest(runner: Act, ctx: RunnerContext) -> None:
+        async with open_tools(runner, ctx) as tools, client(tools.server) as caller:
+            assert not (await caller.weather()).get("isError")
+
+    runs = [asyncio.create_task(greedy(host, "0", end))]
+    await at_the_host(host, each)
+    await invoke(host, modest, bound=binding("modest"))
+    assert host.most == each + 1
+    runs += [asyncio.create_task(greedy(host, str(number), end)) for number in range(1, most // each + 1)]
+    await at_the_host(host, most)
+    end.set()
+    answers = await asyncio.wait_for(asyncio.gather(*runs), SOON)
+    assert host.most == most
+    assert {text_of(answer) for installation in answers for answer in installation} == {langbot_tools._RUN_ENDED}
+    assert (host.active, sum(map(len, answers))) == (0, len(runs) * 3 * limits.MCP_CALLS_AT_ONCE)
+
+
+async def test_a_call_whose_turn_does_not_come_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our rule: waiting is bounded, and the agent reads that the call was not made."""
+    host, end = Host(), asyncio.Event()
+    host.gates["never"] = asyncio.Event()
+    monkeypatch.setattr(limits, "MCP_CALL_WAIT", 0.3)
+    run = asyncio.create_task(greedy(host, "a", end))
+    await at_the_host(host, limits.MCP_CALLS_PER_INSTALLATION)
+
+    async def late(runner: Act, ctx: RunnerContext) -> None:
+        async with open_tools(runner, ctx) as tools, client(tools.server) as caller:
+            result = await caller.weather(who="late")
+            assert (result["isError"], "was not made" in text_of(result)) == (True, True)
+
+    await invoke(host, late, bound=binding("a"))
+    assert not [data for _, _, data in host.calls if data["parameters"].get("who") == "late"]
+    end.set()
+    await run
+
+
+async def test_a_free_slot_goes_to_whoever_has_the_fewest() -> None:
+    """Our rule: nobody waits behind another's queue, and whoever stops waiting is in nobody's way."""
+    slots, order = FairSlots(2, 2), list[str]()
+    ends = {name: asyncio.Event() for name in ("a1", "a2", "a3", "a4", "b1", "b2", "c1")}
+
+    async def use(name: str) -> None:
+        async with slots.one(name[0]):
+            order.append(name)
+            await ends[name].wait()
+
+    async with asyncio.timeout(SOON), asyncio.TaskGroup() as group:
+        tasks = {name: group.create_task(use(name)) for name in ends}
+        for ended in ("", "a1", "b1", "c1", "b2", "a2"):
+            if ended:
+                ends[ended].set()
+                await tasks[ended]
+            else:
+                await asyncio.sleep(0)
+                tasks["a3"].cancel()
+            for _ in range(3):
+                await asyncio.sleep(0)
+        assert order == ["a1", "a2", "b1", "c1", "b2", "a4"]
+        ends["a4"].set()
+    assert (slots._taken, slots._waiting) == ({}, {})
 
 
 async def test_a_client_can_cancel_its_own_call() -> None:

@@ -21,6 +21,8 @@ Guarantees:
   session opened under one binding never takes a run of another (:class:`pkg.errors.Refused`);
 - at most ``MCP_CALLS_AT_ONCE`` calls of a run are on their way to the host, ``MCP_CALLS_WAITING`` more wait, the next is told
   to try again; a slow call delays no other, and the SDK's own timeouts end it;
+- at most ``MCP_CALLS_PER_INSTALLATION`` of an installation and ``MCP_CALLS_PER_PROCESS`` of all of them are on their way, whose
+  connection takes 128 actions of every kind; no installation waits behind another's calls, and ``MCP_CALL_WAIT`` at most;
 - when the run ends its bearer (or its attachment) is worthless at once, calls in flight are cancelled and awaited, and the
   agent reads that the run has ended; between runs a session's address answers that no run is active, while its turn is parked
   after waiting for the next run;
@@ -54,6 +56,7 @@ from langbot_plugin.entities.io.context import InstallationBinding
 from pkg import limits, traceless
 from pkg.agent_api import Json, McpServer
 from pkg.errors import Refused
+from pkg.fair_slots import FairSlots
 from pkg.tools_listener import Endpoint, open_endpoint, to_the_end
 
 PROTOCOL_REVISIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26")
@@ -68,6 +71,10 @@ _NO_RUN: Final = "No LangBot run is active for this session. These tools work on
 _RUN_ENDED: Final = "The LangBot run has ended, and this call was cancelled with it."
 _CALL_CANCELLED: Final = "The call was cancelled."
 _BUSY: Final = "Too many LangBot tool calls are waiting already. Wait for some of them, then try again."
+_NO_TURN: Final = "LangBot is busy with other tool calls: the turn of this one did not come, it was not made. Try again later."
+
+_host: Final = FairSlots(limits.MCP_CALLS_PER_PROCESS, limits.MCP_CALLS_PER_INSTALLATION)
+"""Calls on their way to the host, by the installation's binding; empty when none is."""
 
 
 class HasRunApi(Protocol):
@@ -111,7 +118,8 @@ class SessionTools:
             raise Refused("coding.tools_unavailable")
         if self._surface.run is not None:
             raise RuntimeError("another run is attached to this session")
-        run = _Run(_RunTools(runner.get_run_api(ctx), _narrowed(ctx, knowledge_bases)), contextvars.copy_context())
+        offered = _RunTools(runner.get_run_api(ctx), _narrowed(ctx, knowledge_bases))
+        run = _Run(offered, contextvars.copy_context(), self._binding)
         self._surface.run = run
         self._surface.listed = run.listed()
         self._surface.unpark()
@@ -246,9 +254,10 @@ def _without_bodies(value: Any, key: str = "") -> Any:
 class _Run:
     """One attached run: its calls are tasks in its context, bounded in number, all ended with it."""
 
-    def __init__(self, tools: AgentRunExternalTools, context: contextvars.Context) -> None:
+    def __init__(self, tools: AgentRunExternalTools, context: contextvars.Context, binding: InstallationBinding | None) -> None:
         self._tools = tools
         self._context = context
+        self._binding = binding
         self._slots = asyncio.Semaphore(limits.MCP_CALLS_AT_ONCE)
         self._calls: dict[asyncio.Task[dict[str, Json]], Json] = {}
         self._ended = False
@@ -295,7 +304,13 @@ class _Run:
             await asyncio.wait(tuple(self._calls))
 
     async def _perform(self, name: str, arguments: dict[str, Json]) -> dict[str, Json]:
-        async with self._slots:
+        async with contextlib.AsyncExitStack() as held:
+            try:
+                async with traceless.within(limits.MCP_CALL_WAIT):
+                    await held.enter_async_context(self._slots)
+                    await held.enter_async_context(_host.one(self._binding))
+            except TimeoutError:
+                return _tool_error(_NO_TURN)
             result: dict[str, Json] = await self._tools.call_mcp_tool(name, arguments)
         return _bounded(result)
 

@@ -270,10 +270,19 @@ MCP_BATCH: Final = 32
 """Messages in one JSON-RPC batch; real clients send one."""
 
 MCP_CALLS_AT_ONCE: Final = 8
-"""Tool calls of one run that reach the host at once; 128 actions share a worker's connection with every other run."""
+"""Tool calls of one run that reach the host at once."""
+
+MCP_CALLS_PER_INSTALLATION: Final = 16
+"""Those of one installation's runs: a quarter of all, however many runs it has."""
+
+MCP_CALLS_PER_PROCESS: Final = 64
+"""Those of every run: half of the 128 actions of the worker's connection, the rest is for storing, steering and stopping."""
 
 MCP_CALLS_WAITING: Final = 64
 """Tool calls of one run that may wait behind those; one more is told to try again later."""
+
+MCP_CALL_WAIT: Final = 60.0
+"""Seconds a tool call waits to reach the host before the agent is told to try again; MCP clients allow that at least."""
 
 MCP_RESULT_CHARS: Final = 200_000
 """Characters of one tool result; models take about a tenth of that, and the rest would only cost memory."""

@@ -94,6 +94,20 @@ _revocation = (
         (f"{_INSTALLATIONS}::test_nobody_gets_all_of_a_process_that_serves_several",),
     ),
     Sabotage(
+        "one-installation-takes-all-calls",
+        pkg("langbot_tools"),
+        "_host: Final = FairSlots(limits.MCP_CALLS_PER_PROCESS, limits.MCP_CALLS_PER_INSTALLATION)",
+        "_host: Final = FairSlots(limits.MCP_CALLS_PER_PROCESS, limits.MCP_CALLS_PER_PROCESS)",
+        (f"{_TOOLS}::test_nobodys_calls_take_every_action_of_the_connection",),
+    ),
+    Sabotage(
+        "first-come-first-served",
+        pkg("fair_slots"),
+        "key = min(fitting, key=lambda waiting: self._taken.get(waiting, 0))",
+        "key = fitting[0]",
+        (f"{_TOOLS}::test_a_free_slot_goes_to_whoever_has_the_fewest",),
+    ),
+    Sabotage(
         "revocation-does-not-wait-for-runs",
         pkg("installations"),
         "steps.push_async_callback(run.ended)",
