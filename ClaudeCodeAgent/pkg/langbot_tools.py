@@ -183,7 +183,7 @@ class AddressedTools(SessionTools):
 async def open_session_tools(binding: InstallationBinding | None) -> AddressedTools:
     """A stable address for a new agent session; see :class:`SessionTools`."""
     surface = _Surface()
-    return AddressedTools(binding, surface, await open_endpoint(surface.answer))
+    return AddressedTools(binding, surface, await open_endpoint(surface.answer, owner=binding))
 
 
 @contextlib.asynccontextmanager

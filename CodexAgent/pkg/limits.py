@@ -257,8 +257,17 @@ MCP_BODY_SECONDS: Final = 20.0
 MCP_CONNECTIONS: Final = 512
 """Open connections to the listener; each is a descriptor of the worker, and agents keep one to four."""
 
-MCP_UNPROVEN_SECONDS: Final = 10.0
-"""Seconds a connection may stay without having presented a valid bearer; any local user can open one."""
+MCP_CONNECTIONS_PER_INSTALLATION: Final = 64
+"""Those that one installation's bearers opened: four times the calls it may have at the host, an eighth of all."""
+
+MCP_CONNECTIONS_PER_ENDPOINT: Final = 32
+"""Those that one bearer opened: an agent with many calls at once, half of its installation's."""
+
+MCP_UNPROVEN: Final = 256
+"""Those that have not presented a valid bearer: twice what one turn of the loop accepts, so that its own last arrivals stay."""
+
+MCP_UNPROVEN_SECONDS: Final = 5.0
+"""Seconds a connection may stay without having presented a valid bearer; any local user can open one, clients ask at once."""
 
 MCP_KEEPALIVE_SECONDS: Final = 75.0
 """Seconds an idle connection of an agent is kept."""
