@@ -30,7 +30,7 @@ from langbot_plugin.entities.io.actions.enums import PluginToRuntimeAction
 from langbot_plugin.entities.io.context import InstallationBinding
 from langbot_plugin.runtime.io.handler import MAX_INFLIGHT_ACTIONS
 
-from pkg import langbot_tools, limits, tools_listener
+from pkg import host_calls, langbot_tools, limits, tools_listener
 from pkg.agent_api import McpServer
 from pkg.errors import Refused
 from pkg.fair_slots import FairSlots
@@ -84,7 +84,9 @@ class Host:
         self.most = 0
         self.answer: Callable[[dict[str, Any]], Any] = lambda parameters: {"echo": parameters}
 
-    async def call_action(self, action: PluginToRuntimeAction, data: dict[str, Any], timeout: float = 15.0) -> dict[str, Any]:
+    async def call_action(
+        self, action: PluginToRuntimeAction, data: dict[str, Any], timeout: float = 15.0, **_: Any
+    ) -> dict[str, Any]:
         bound = current_binding(self)
         self.calls.append((action.value, bound.installation_uuid if bound else None, data))
         self.active += 1
@@ -184,7 +186,8 @@ async def nothing_left() -> AsyncIterator[None]:
     gc.collect()
     assert not [each for each in tools_listener._LISTENERS.values() if each._runner is not None], "the listener is still open"
     assert set(threading.enumerate()) <= threads
-    assert (langbot_tools._host._taken, langbot_tools._host._waiting) == ({}, {}), "nobody is remembered"
+    for slots in (langbot_tools._host, host_calls._cancelling):
+        assert (slots._taken, slots._waiting) == ({}, {}), "nobody is remembered"
     left = asyncio.all_tasks() - tasks - {asyncio.current_task()}
     if left:
         await asyncio.wait(left, timeout=5)

@@ -620,3 +620,55 @@ async def test_nobody_gets_all_actions_of_the_connection(tmp_path: Path) -> None
                 for each in runs:
                     each.cancel()
                 await asyncio.wait(runs)
+
+
+@pytest.mark.asyncio
+async def test_a_call_that_was_cancelled_is_no_action_of_the_connection_any_more(tmp_path: Path) -> None:
+    """Our rule: an agent that calls and cancels for ever holds nothing with the host; its run's end cancels there, too.
+
+    SDK fact: a run's own calls are cancelled in the worker only, and count at the other end until they end by themselves.
+    """
+    port, cancelled = free_port(), asyncio.Event()
+    tokens = {uid: secrets.token_hex(32) for uid in "AB"}
+    host, each = HoldingHost(), limits.MCP_CALLS_AT_ONCE
+    rounds = MAX_INFLIGHT_ACTIONS // each
+
+    async def fickle(session: ScriptedSession, _: Any) -> str | None:
+        (server,) = session.spec.mcp_servers
+        async with aiohttp.ClientSession(headers=dict(server.headers)) as http:
+            for number in range(rounds):
+                calls = asyncio.create_task(calls_tools(session, each))
+                while host.held + host.given_up < (number + 1) * each:
+                    host.news.clear()
+                    await host.news.wait()
+                for call in range(each):
+                    params = {"requestId": call}
+                    note = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+                    async with http.post(server.url, json=note) as answer:
+                        assert answer.status == 202
+                session.emit(TextDelta(await calls))
+            cancelled.set()
+            await calls_tools(session, each)
+        return None
+
+    async def modest(session: ScriptedSession, _: Any) -> str | None:
+        session.emit(TextDelta(await calls_tools(session, 1)))
+        return None
+
+    form = KINDS["ACPAgentRunner"].remote("laptop", langbot_assets_enabled=True)
+    forms = {uid: plugin_form(port, token) for uid, token in tokens.items()}
+    async with sdk_worker(built(), tmp_path / "runtime", "pool", installations=forms) as worker, asyncio.timeout(BOUND * 2):
+        worker.core.hosts["A"] = host
+        url = f"ws://127.0.0.1:{port}"
+        async with (
+            machine(tmp_path / "A", url, tokens["A"], fickle),
+            machine(tmp_path / "B", url, tokens["B"], modest),
+        ):
+            run = worker.start(uid="A", config=form)
+            await cancelled.wait()
+            done = await worker.run(uid="B", config=form)
+            assert "structuredContent" in done.text, done.text + done.log
+            await host.holds(each, given_up=rounds * each)
+            run.cancel()
+            await asyncio.wait({run})
+            await host.holds(0, given_up=(rounds + 1) * each)

@@ -23,9 +23,9 @@ Guarantees:
   to try again; a slow call delays no other, and the SDK's own timeouts end it;
 - at most ``MCP_CALLS_PER_INSTALLATION`` of an installation and ``MCP_CALLS_PER_PROCESS`` of all of them are on their way, whose
   connection takes 128 actions of every kind; no installation waits behind another's calls, and ``MCP_CALL_WAIT`` at most;
-- when the run ends its bearer (or its attachment) is worthless at once, calls in flight are cancelled and awaited, and the
-  agent reads that the run has ended; between runs a session's address answers that no run is active, while its turn is parked
-  after waiting for the next run;
+- when the run ends its bearer (or its attachment) is worthless at once, calls in flight are cancelled and awaited, here and
+  with the host, and the agent reads that the run has ended; between runs a session's address answers that no run is active,
+  while its turn is parked after waiting for the next run;
 - a result longer than ``MCP_RESULT_CHARS`` is cut and says so in words and in ``_meta``; the current event carries neither the
   stored state nor the bodies of attachments;
 - nothing of a run is kept after it, except the names and schemas of the tools it had (an agent may list them between runs).
@@ -53,7 +53,7 @@ from langbot_plugin.api.proxies.invocation import current_binding
 from langbot_plugin.api.proxies.runner import RunnerAPIProxy
 from langbot_plugin.entities.io.context import InstallationBinding
 
-from pkg import limits, traceless
+from pkg import host_calls, limits, traceless
 from pkg.agent_api import Json, McpServer
 from pkg.errors import Refused
 from pkg.fair_slots import FairSlots
@@ -118,7 +118,8 @@ class SessionTools:
             raise Refused("coding.tools_unavailable")
         if self._surface.run is not None:
             raise RuntimeError("another run is attached to this session")
-        offered = _RunTools(runner.get_run_api(ctx), _narrowed(ctx, knowledge_bases))
+        api = host_calls.cancelled_there(runner.get_run_api(ctx), self._binding)
+        offered = _RunTools(api, _narrowed(ctx, knowledge_bases))
         run = _Run(offered, contextvars.copy_context(), self._binding)
         self._surface.run = run
         self._surface.listed = run.listed()

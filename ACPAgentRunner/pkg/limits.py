@@ -290,6 +290,9 @@ MCP_CALLS_PER_PROCESS: Final = 64
 MCP_CALLS_WAITING: Final = 64
 """Tool calls of one run that may wait behind those; one more is told to try again later."""
 
+HOST_CANCELLATIONS: Final = 3
+"""Calls to the host that are cancelled at the same time: the SDK takes 4, and one is left for what it cancels itself."""
+
 MCP_CALL_WAIT: Final = 60.0
 """Seconds a tool call waits to reach the host before the agent is told to try again; MCP clients allow that at least."""
 

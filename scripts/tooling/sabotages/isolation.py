@@ -108,6 +108,13 @@ _revocation = (
         (f"{_TOOLS}::test_a_free_slot_goes_to_whoever_has_the_fewest",),
     ),
     Sabotage(
+        "cancelled-calls-stay-at-the-host",
+        pkg("host_calls"),
+        "call = asyncio.create_task(self._handler.call_action(action, data, timeout, cancel_peer_on_cancel=True))",
+        "call = asyncio.create_task(self._handler.call_action(action, data, timeout))",
+        ("test_shared_runtime.py::test_a_call_that_was_cancelled_is_no_action_of_the_connection_any_more",),
+    ),
+    Sabotage(
         "one-installation-takes-all-tool-connections",
         pkg("tools_listener"),
         "if len(theirs) >= most:",
