@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import gc
 import io
+import itertools
 import json
 import socket
 import threading
@@ -27,10 +28,12 @@ from langbot_plugin.api.entities.builtin.runner.result import RunnerResult
 from langbot_plugin.api.proxies.invocation import bind_invocation, current_binding
 from langbot_plugin.entities.io.actions.enums import PluginToRuntimeAction
 from langbot_plugin.entities.io.context import InstallationBinding
+from langbot_plugin.runtime.io.handler import MAX_INFLIGHT_ACTIONS
 
-from pkg import langbot_tools, limits, tools_listener
+from pkg import host_calls, langbot_tools, limits, tools_listener
 from pkg.agent_api import McpServer
 from pkg.errors import Refused
+from pkg.fair_slots import FairSlots
 from pkg.langbot_tools import AddressedTools, open_session_tools, open_tools
 
 pytestmark = pytest.mark.asyncio
@@ -81,7 +84,9 @@ class Host:
         self.most = 0
         self.answer: Callable[[dict[str, Any]], Any] = lambda parameters: {"echo": parameters}
 
-    async def call_action(self, action: PluginToRuntimeAction, data: dict[str, Any], timeout: float = 15.0) -> dict[str, Any]:
+    async def call_action(
+        self, action: PluginToRuntimeAction, data: dict[str, Any], timeout: float = 15.0, **_: Any
+    ) -> dict[str, Any]:
         bound = current_binding(self)
         self.calls.append((action.value, bound.installation_uuid if bound else None, data))
         self.active += 1
@@ -181,6 +186,8 @@ async def nothing_left() -> AsyncIterator[None]:
     gc.collect()
     assert not [each for each in tools_listener._LISTENERS.values() if each._runner is not None], "the listener is still open"
     assert set(threading.enumerate()) <= threads
+    for slots in (langbot_tools._host, host_calls._cancelling):
+        assert (slots._taken, slots._waiting) == ({}, {}), "nobody is remembered"
     left = asyncio.all_tasks() - tasks - {asyncio.current_task()}
     if left:
         await asyncio.wait(left, timeout=5)
@@ -544,19 +551,110 @@ async def test_a_flood_of_calls_is_bounded_and_a_slow_call_delays_no_other() -> 
             client(tools.server) as caller,
             client(others.server) as other,
         ):
-            calls = [asyncio.create_task(caller.weather(i, gate="slow")) for i in range(200)]
+            wanted = {"name": "langbot_call_tool", "arguments": {"tool_name": "weather", "parameters": {"gate": "slow"}}}
+            message = {"jsonrpc": "2.0", "method": "tools/call", "params": wanted}
+            calls = [asyncio.create_task(tools.answer({**message, "id": i})) for i in range(200)]
             first_done = asyncio.as_completed(calls, timeout=SOON)
             for _ in range(200 - room):
-                assert "Too many" in text_of(await next(first_done))
+                assert "Too many" in text_of((await next(first_done))["result"])
             assert host.most == limits.MCP_CALLS_AT_ONCE
             assert (await caller.rpc("ping"))["result"] == {}
             assert not (await other.weather(who="other")).get("isError")
             host.gates["slow"].set()
-            results = await asyncio.wait_for(asyncio.gather(*calls), SOON)
+            results = [answer["result"] for answer in await asyncio.wait_for(asyncio.gather(*calls), SOON)]
             assert sum(1 for result in results if not result.get("isError")) == room
             assert host.most <= limits.MCP_CALLS_AT_ONCE + 1
 
     await invoke(host, body)
+
+
+async def greedy(host: Host, name: str, end: asyncio.Event) -> list[dict[str, Any]]:
+    """Three runs of one installation with eight calls each, which the host answers never; what the agents read in the end."""
+    answers: list[dict[str, Any]] = []
+
+    async def body(runner: Act, ctx: RunnerContext) -> None:
+        async with contextlib.AsyncExitStack() as clients:
+            async with open_tools(runner, ctx) as tools:
+                caller = await clients.enter_async_context(client(tools.server))
+                calls = [asyncio.create_task(caller.weather(n, gate="never")) for n in range(limits.MCP_CALLS_AT_ONCE)]
+                await end.wait()
+            answers.extend(await asyncio.gather(*calls))
+
+    await asyncio.gather(*(invoke(host, body, ctx=context(f"run {n}"), bound=binding(name)) for n in range(3)))
+    return answers
+
+
+async def at_the_host(host: Host, count: int) -> None:
+    """Wait until so many calls are there at once."""
+    async with asyncio.timeout(SOON):
+        while host.active < count:
+            await host.reached.get()
+
+
+async def test_nobodys_calls_take_every_action_of_the_connection() -> None:
+    """Our rule: 16 of an installation, however many runs it has, and 64 of all; what waits ends with its run."""
+    host, end = Host(), asyncio.Event()
+    host.gates["never"] = asyncio.Event()
+    each, most = limits.MCP_CALLS_PER_INSTALLATION, limits.MCP_CALLS_PER_PROCESS
+    assert most * 2 <= MAX_INFLIGHT_ACTIONS
+
+    async def modest(runner: Act, ctx: RunnerContext) -> None:
+        async with open_tools(runner, ctx) as tools, client(tools.server) as caller:
+            assert not (await caller.weather()).get("isError")
+
+    runs = [asyncio.create_task(greedy(host, "0", end))]
+    await at_the_host(host, each)
+    await invoke(host, modest, bound=binding("modest"))
+    assert host.most == each + 1
+    runs += [asyncio.create_task(greedy(host, str(number), end)) for number in range(1, most // each + 1)]
+    await at_the_host(host, most)
+    end.set()
+    answers = await asyncio.wait_for(asyncio.gather(*runs), SOON)
+    assert host.most == most
+    assert {text_of(answer) for installation in answers for answer in installation} == {langbot_tools._RUN_ENDED}
+    assert (host.active, sum(map(len, answers))) == (0, len(runs) * 3 * limits.MCP_CALLS_AT_ONCE)
+
+
+async def test_a_call_whose_turn_does_not_come_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our rule: waiting is bounded, and the agent reads that the call was not made."""
+    host, end = Host(), asyncio.Event()
+    host.gates["never"] = asyncio.Event()
+    monkeypatch.setattr(limits, "MCP_CALL_WAIT", 0.3)
+    run = asyncio.create_task(greedy(host, "a", end))
+    await at_the_host(host, limits.MCP_CALLS_PER_INSTALLATION)
+
+    async def late(runner: Act, ctx: RunnerContext) -> None:
+        async with open_tools(runner, ctx) as tools, client(tools.server) as caller:
+            result = await caller.weather(who="late")
+            assert (result["isError"], "was not made" in text_of(result)) == (True, True)
+
+    await invoke(host, late, bound=binding("a"))
+    assert not [data for _, _, data in host.calls if data["parameters"].get("who") == "late"]
+    end.set()
+    await run
+
+
+async def test_a_free_slot_goes_to_whoever_has_the_fewest() -> None:
+    """Our rule: nobody waits behind another's queue, and whoever stops waiting is in nobody's way."""
+    slots, order = FairSlots(2, 2), list[str]()
+    ends = {name: asyncio.Event() for name in ("a1", "a2", "a3", "a4", "b1", "b2", "c1")}
+
+    async def use(name: str) -> None:
+        async with slots.one(name[0]):
+            order.append(name)
+            await ends[name].wait()
+
+    wanted = ["a1", "a2", "b1", "c1", "b2", "a4"]
+    tasks = {name: asyncio.create_task(use(name)) for name in ends}
+    await asyncio.sleep(0)
+    tasks["a3"].cancel()
+    for number, ended in enumerate(("a1", "b1", "c1", "b2", "a2", "a4")):
+        assert order == wanted[: number + 2]
+        ends[ended].set()
+        await asyncio.wait({tasks[ended]}, timeout=SOON)
+        await asyncio.sleep(0)
+    assert tasks["a3"].cancelled()
+    assert (slots._taken, slots._waiting) == ({}, {})
 
 
 async def test_a_client_can_cancel_its_own_call() -> None:
@@ -799,6 +897,147 @@ async def test_connections_that_prove_nothing_are_dropped_and_counted(monkeypatc
         agent_writes.close()
     finally:
         await tools.close()
+
+
+@contextlib.asynccontextmanager
+async def endpoints(handler: Callable[[Any], Awaitable[Any]], *owners: str) -> AsyncIterator[list[McpServer]]:
+    """An endpoint for each of these owners, as an agent is given it."""
+    async with contextlib.AsyncExitStack() as stack:
+        servers = []
+        for owner in owners:
+            endpoint = await tools_listener.open_endpoint(handler, owner=owner)
+            stack.push_async_callback(endpoint.close)
+            servers.append(McpServer("x", "http", endpoint.url, {"Authorization": f"Bearer {endpoint.bearer}"}))
+        yield servers
+
+
+def port_of(server: McpServer) -> int:
+    """Where the listener is."""
+    return int(server.url.split("/")[2].split(":")[1])
+
+
+async def asks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, server: McpServer) -> None:
+    """A request over a connection that stays open."""
+    writer.write(head(server) + b"{}")
+    assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SOON)).startswith(b"HTTP/1.1 202")
+
+
+async def ends(reader: asyncio.StreamReader) -> None:
+    """Wait until the other side has closed the connection."""
+    with contextlib.suppress(ConnectionError):
+        await asyncio.wait_for(reader.read(), SOON)
+
+
+async def test_one_installations_requests_leave_room_for_the_others() -> None:
+    """Our rule: 32 at a time behind one bearer, 64 of one installation; more are refused in words, and nobody else is."""
+    held, let = asyncio.Semaphore(0), asyncio.Event()
+
+    async def handler(payload: Any) -> Any:
+        if payload == "hang":
+            held.release()
+            await let.wait()
+        return payload
+
+    async with endpoints(handler, "a", "a", "a", "b") as (*greedy, modest), contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(client(each)) for each in greedy]
+        other = await stack.enter_async_context(client(modest))
+        calls = [asyncio.create_task(caller.post("hang")) for caller in clients[:2] for _ in range(32)]
+        for _ in calls:
+            await asyncio.wait_for(held.acquire(), SOON)
+        for caller in clients:
+            status, body = await caller.post("more")
+            assert (status, "too many requests" in body["error"]) == (503, True)
+        assert await other.post("hello") == (200, "hello")
+        let.set()
+        assert await asyncio.gather(*calls) == [(200, "hang")] * 64
+        assert [await caller.post("again") for caller in clients] == [(200, "again")] * 3
+
+
+async def test_of_too_many_idle_connections_the_one_that_is_idle_for_longest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our rule: what an agent keeps open and does not use is no reason to refuse it anything."""
+    monkeypatch.setattr(limits, "MCP_CONNECTIONS_PER_ENDPOINT", 2)
+    monkeypatch.setattr(limits, "MCP_CONNECTIONS_PER_INSTALLATION", 3)
+
+    async def handler(payload: Any) -> Any:
+        return None
+
+    async with endpoints(handler, "a", "a", "b") as (one, two, other):
+        kept = [await asyncio.open_connection("127.0.0.1", port_of(one)) for _ in range(6)]
+        for number, server in ((0, one), (1, one), (0, one), (5, other), (2, one)):
+            await asks(*kept[number], server)
+        await ends(kept[1][0])
+        for number, server in ((3, two), (4, two)):
+            await asks(*kept[number], server)
+        await ends(kept[0][0])
+        for number, server in ((2, one), (3, two), (4, two), (5, other)):
+            await asks(*kept[number], server)
+        for _, writer in kept:
+            writer.close()
+
+
+async def test_strangers_make_room_for_whoever_comes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Our rule: of the connections that prove nothing the oldest goes, and the log, which is everybody's, is not filled."""
+    monkeypatch.setattr(limits, "MCP_UNPROVEN", 5)
+    monkeypatch.setattr(limits, "MCP_CONNECTIONS", 8)
+
+    async def handler(payload: Any) -> Any:
+        return payload
+
+    async with endpoints(handler, "a") as (server,):
+        strangers = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", port_of(server)) for _ in range(30)))
+        async with client(server) as caller:
+            assert await caller.post("hello") == (200, "hello")
+        closed = [asyncio.create_task(ends(reader)) for reader, _ in strangers]
+        for each in itertools.islice(asyncio.as_completed(closed, timeout=SOON), len(strangers) - limits.MCP_UNPROVEN):
+            await each
+        async with client(server) as caller:
+            assert await caller.post("hello") == (200, "hello")
+        for _, writer in strangers:
+            writer.close()
+        await asyncio.gather(*closed)
+    gc.collect()
+    assert caplog.text == ""
+
+
+async def test_a_connection_that_finds_no_room_is_cut_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Our rule: agents that have shown their bearers stay; the log, which is everybody's, has nothing of who came too late."""
+    monkeypatch.setattr(limits, "MCP_CONNECTIONS", 2)
+
+    async def handler(payload: Any) -> Any:
+        return None
+
+    async with endpoints(handler, "a", "b") as servers:
+        agents = []
+        for server in servers:
+            agents.append(await asyncio.open_connection("127.0.0.1", port_of(server)))
+            await asks(*agents[-1], server)
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port_of(servers[0]))
+            await ends(reader)
+            writer.close()
+        for agent, server in zip(agents, servers, strict=True):
+            await asks(*agent, server)
+            agent[1].close()
+    gc.collect()
+    assert caplog.text == ""
+
+
+async def test_a_closed_endpoint_keeps_no_connection() -> None:
+    """Our rule: what belonged to a run leaves with it, also while others have the listener open."""
+
+    async def handler(payload: Any) -> Any:
+        return None
+
+    async with endpoints(handler, "a") as (still,):
+        async with endpoints(handler, "a") as (server,):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port_of(server))
+            await asks(reader, writer, server)
+        await ends(reader)
+        writer.close()
+        async with client(still) as other:
+            assert await other.post({}) == (202, None)
 
 
 async def test_closing_does_not_wait_for_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

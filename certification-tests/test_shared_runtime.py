@@ -18,7 +18,9 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from langbot_plugin.runtime.io.handler import MAX_INFLIGHT_ACTIONS
 
 from pkg import limits
 from pkg.agent_api import TextDelta
@@ -563,3 +565,113 @@ async def test_nobody_gets_all_runs_of_the_process(tmp_path: Path) -> None:
             for each in runs:
                 each.cancel()
             await asyncio.wait(runs)
+
+
+async def calls_tools(session: ScriptedSession, many: int) -> str:
+    """Call LangBot's tool ``echo`` so often at once; what the last one answered."""
+    (server,) = session.spec.mcp_servers
+    arguments = {"name": "langbot_call_tool", "arguments": {"tool_name": "echo", "parameters": {}}}
+
+    async def call(number: int) -> str:
+        message = {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": arguments}
+        async with http.post(server.url, json=message) as answer:
+            return await answer.text()
+
+    async with aiohttp.ClientSession(headers=dict(server.headers)) as http:
+        return (await asyncio.gather(*map(call, range(many))))[-1]
+
+
+@pytest.mark.asyncio
+async def test_nobody_gets_all_actions_of_the_connection(tmp_path: Path) -> None:
+    """Our rule: while the tools of one installation hang, another one's tools are called and its session is stored.
+
+    SDK fact: the connection takes 128 actions at a time, of whomever, and refuses the next.
+    """
+    port, asked = free_port(), asyncio.Semaphore(0)
+    tokens = {uid: secrets.token_hex(32) for uid in "AB"}
+
+    async def greedy(session: ScriptedSession, _: Any) -> str | None:
+        asked.release()
+        await calls_tools(session, 12)
+        return None
+
+    async def modest(session: ScriptedSession, _: Any) -> str | None:
+        session.emit(TextDelta(await calls_tools(session, 1)))
+        return None
+
+    form = KINDS["ACPAgentRunner"].remote("laptop", langbot_assets_enabled=True)
+    forms = {uid: plugin_form(port, token) for uid, token in tokens.items()}
+    async with sdk_worker(built(), tmp_path / "runtime", "pool", installations=forms) as worker, asyncio.timeout(BOUND * 2):
+        host = worker.core.hosts["A"] = HoldingHost()
+        url = f"ws://127.0.0.1:{port}"
+        async with (
+            machine(tmp_path / "A", url, tokens["A"], greedy),
+            machine(tmp_path / "B", url, tokens["B"], modest),
+        ):
+            many = MAX_INFLIGHT_ACTIONS // limits.MCP_CALLS_AT_ONCE + 1
+            runs = [worker.start(uid="A", run_id=f"a{n}", conversation=f"chat {n}", config=form) for n in range(many)]
+            try:
+                for _ in runs:
+                    await asked.acquire()
+                await host.holds(limits.MCP_CALLS_PER_INSTALLATION)
+                done = await worker.run(uid="B", config=form)
+                assert "structuredContent" in done.text, done.text + done.log
+                assert "warning" not in done.log
+                assert worker.host("B").state
+                assert host.held == limits.MCP_CALLS_PER_INSTALLATION
+            finally:
+                for each in runs:
+                    each.cancel()
+                await asyncio.wait(runs)
+
+
+@pytest.mark.asyncio
+async def test_a_call_that_was_cancelled_is_no_action_of_the_connection_any_more(tmp_path: Path) -> None:
+    """Our rule: an agent that calls and cancels for ever holds nothing with the host; its run's end cancels there, too.
+
+    SDK fact: a run's own calls are cancelled in the worker only, and count at the other end until they end by themselves.
+    """
+    port, cancelled = free_port(), asyncio.Event()
+    tokens = {uid: secrets.token_hex(32) for uid in "AB"}
+    host, each = HoldingHost(), limits.MCP_CALLS_AT_ONCE
+    rounds = MAX_INFLIGHT_ACTIONS // each
+
+    async def fickle(session: ScriptedSession, _: Any) -> str | None:
+        (server,) = session.spec.mcp_servers
+        async with aiohttp.ClientSession(headers=dict(server.headers)) as http:
+            for number in range(rounds):
+                calls = asyncio.create_task(calls_tools(session, each))
+                while host.held + host.given_up < (number + 1) * each:
+                    host.news.clear()
+                    await host.news.wait()
+                for call in range(each):
+                    params = {"requestId": call}
+                    note = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+                    async with http.post(server.url, json=note) as answer:
+                        assert answer.status == 202
+                session.emit(TextDelta(await calls))
+            cancelled.set()
+            await calls_tools(session, each)
+        return None
+
+    async def modest(session: ScriptedSession, _: Any) -> str | None:
+        session.emit(TextDelta(await calls_tools(session, 1)))
+        return None
+
+    form = KINDS["ACPAgentRunner"].remote("laptop", langbot_assets_enabled=True)
+    forms = {uid: plugin_form(port, token) for uid, token in tokens.items()}
+    async with sdk_worker(built(), tmp_path / "runtime", "pool", installations=forms) as worker, asyncio.timeout(BOUND * 2):
+        worker.core.hosts["A"] = host
+        url = f"ws://127.0.0.1:{port}"
+        async with (
+            machine(tmp_path / "A", url, tokens["A"], fickle),
+            machine(tmp_path / "B", url, tokens["B"], modest),
+        ):
+            run = worker.start(uid="A", config=form)
+            await cancelled.wait()
+            done = await worker.run(uid="B", config=form)
+            assert "structuredContent" in done.text, done.text + done.log
+            await host.holds(each, given_up=rounds * each)
+            run.cancel()
+            await asyncio.wait({run})
+            await host.holds(0, given_up=(rounds + 1) * each)

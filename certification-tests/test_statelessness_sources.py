@@ -29,6 +29,8 @@ ALLOWED: dict[str, str] = {
     "pkg/interaction_words.py @functools.cache": "patterns of our own words",
     "pkg/texts.py @functools.cache": "the catalogue of a language",
     "pkg/launch_ssh.py @functools.cache": "our own source, by its path",
+    "pkg/host_calls.py _host.one()": "counts calls under a binding, only while one is on its way or waits",
+    "pkg/host_calls.py _cancelling.one()": "the same for what tells the host of cancelled ones",
     "pkg/decision_log.py _REDACT()": "hides what looks like a credential; knows no secret and learns none",
     "pkg/relay_frames.py _encode()": "json's own encoder, without its memo",
     "pkg/supervised_process.py REAPER": "asked to look again; it holds pids and start times of zombies",
@@ -51,7 +53,7 @@ What is ``agent/`` has its package before it.
 CALLED: dict[str, str] = {
     "pkg/interaction_words.py re.compile of what is made": "of our own words",
     "pkg/interaction_words.py re.fullmatch of what is made": "of our own words",
-    "agent/prompts.py re.sub of what is made": "of the frame's name, which is ours",
+    "pkg/framed_text.py re.sub of what is made": "of the frame's name, which is ours",
     "pkg/daemon_program.py asyncio.timeout": "the daemon's own process",
     "pkg/relay_client.py asyncio.timeout": "a daemon's end of a connection; a worker only has its classes loaded",
     "pkg/mcp_stdio_shim.py urllib.parse.urlsplit": "in the agent's process for one server",

@@ -21,9 +21,11 @@ Guarantees:
   session opened under one binding never takes a run of another (:class:`pkg.errors.Refused`);
 - at most ``MCP_CALLS_AT_ONCE`` calls of a run are on their way to the host, ``MCP_CALLS_WAITING`` more wait, the next is told
   to try again; a slow call delays no other, and the SDK's own timeouts end it;
-- when the run ends its bearer (or its attachment) is worthless at once, calls in flight are cancelled and awaited, and the
-  agent reads that the run has ended; between runs a session's address answers that no run is active, while its turn is parked
-  after waiting for the next run;
+- at most ``MCP_CALLS_PER_INSTALLATION`` of an installation and ``MCP_CALLS_PER_PROCESS`` of all of them are on their way, whose
+  connection takes 128 actions of every kind; no installation waits behind another's calls, and ``MCP_CALL_WAIT`` at most;
+- when the run ends its bearer (or its attachment) is worthless at once, calls in flight are cancelled and awaited, here and
+  with the host, and the agent reads that the run has ended; between runs a session's address answers that no run is active,
+  while its turn is parked after waiting for the next run;
 - a result longer than ``MCP_RESULT_CHARS`` is cut and says so in words and in ``_meta``; the current event carries neither the
   stored state nor the bodies of attachments;
 - nothing of a run is kept after it, except the names and schemas of the tools it had (an agent may list them between runs).
@@ -51,9 +53,10 @@ from langbot_plugin.api.proxies.invocation import current_binding
 from langbot_plugin.api.proxies.runner import RunnerAPIProxy
 from langbot_plugin.entities.io.context import InstallationBinding
 
-from pkg import limits, traceless
+from pkg import host_calls, limits, traceless
 from pkg.agent_api import Json, McpServer
 from pkg.errors import Refused
+from pkg.fair_slots import FairSlots
 from pkg.tools_listener import Endpoint, open_endpoint, to_the_end
 
 PROTOCOL_REVISIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26")
@@ -68,6 +71,10 @@ _NO_RUN: Final = "No LangBot run is active for this session. These tools work on
 _RUN_ENDED: Final = "The LangBot run has ended, and this call was cancelled with it."
 _CALL_CANCELLED: Final = "The call was cancelled."
 _BUSY: Final = "Too many LangBot tool calls are waiting already. Wait for some of them, then try again."
+_NO_TURN: Final = "LangBot is busy with other tool calls: the turn of this one did not come, it was not made. Try again later."
+
+_host: Final = FairSlots(limits.MCP_CALLS_PER_PROCESS, limits.MCP_CALLS_PER_INSTALLATION)
+"""Calls on their way to the host, by the installation's binding; empty when none is."""
 
 
 class HasRunApi(Protocol):
@@ -111,7 +118,9 @@ class SessionTools:
             raise Refused("coding.tools_unavailable")
         if self._surface.run is not None:
             raise RuntimeError("another run is attached to this session")
-        run = _Run(_RunTools(runner.get_run_api(ctx), _narrowed(ctx, knowledge_bases)), contextvars.copy_context())
+        api = host_calls.cancelled_there(runner.get_run_api(ctx), self._binding)
+        offered = _RunTools(api, _narrowed(ctx, knowledge_bases))
+        run = _Run(offered, contextvars.copy_context(), self._binding)
         self._surface.run = run
         self._surface.listed = run.listed()
         self._surface.unpark()
@@ -175,7 +184,7 @@ class AddressedTools(SessionTools):
 async def open_session_tools(binding: InstallationBinding | None) -> AddressedTools:
     """A stable address for a new agent session; see :class:`SessionTools`."""
     surface = _Surface()
-    return AddressedTools(binding, surface, await open_endpoint(surface.answer))
+    return AddressedTools(binding, surface, await open_endpoint(surface.answer, owner=binding))
 
 
 @contextlib.asynccontextmanager
@@ -246,9 +255,10 @@ def _without_bodies(value: Any, key: str = "") -> Any:
 class _Run:
     """One attached run: its calls are tasks in its context, bounded in number, all ended with it."""
 
-    def __init__(self, tools: AgentRunExternalTools, context: contextvars.Context) -> None:
+    def __init__(self, tools: AgentRunExternalTools, context: contextvars.Context, binding: InstallationBinding | None) -> None:
         self._tools = tools
         self._context = context
+        self._binding = binding
         self._slots = asyncio.Semaphore(limits.MCP_CALLS_AT_ONCE)
         self._calls: dict[asyncio.Task[dict[str, Json]], Json] = {}
         self._ended = False
@@ -295,7 +305,13 @@ class _Run:
             await asyncio.wait(tuple(self._calls))
 
     async def _perform(self, name: str, arguments: dict[str, Json]) -> dict[str, Json]:
-        async with self._slots:
+        async with contextlib.AsyncExitStack() as held:
+            try:
+                async with traceless.within(limits.MCP_CALL_WAIT):
+                    await held.enter_async_context(self._slots)
+                    await held.enter_async_context(_host.one(self._binding))
+            except TimeoutError:
+                return _tool_error(_NO_TURN)
             result: dict[str, Json] = await self._tools.call_mcp_tool(name, arguments)
         return _bounded(result)
 

@@ -11,9 +11,10 @@ Guarantees:
   kept as SHA-256 only, looked up by hash and compared in constant time; a closed endpoint's bearer is refused at once (401);
 - ``Host`` and ``Origin`` must name this machine (no DNS rebinding), before anything else is looked at; the body is read only
   after the bearer was checked, at most ``MCP_BODY_BYTES`` (413), never decompressed;
-- connections are counted, and one that has not presented a valid bearer soon is dropped; no thread is used, no request is
-  logged, and what a client sent never appears in a log line;
-- :meth:`Endpoint.close` returns when no request of that endpoint is being answered any more.
+- connections are counted: one that has not presented a valid bearer soon is dropped, and the oldest of these makes room for a
+  new one; an endpoint and an owner with too many lose an idle one, and a request is refused (503) when they have none;
+- no thread is used, no request is logged, and what a client sent never appears in a log line;
+- :meth:`Endpoint.close` returns when no request of that endpoint is being answered any more, and leaves it no connection.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import logging
 import secrets
 import socket
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from typing import Any, Final, TypeVar
 
 from aiohttp import web
@@ -67,11 +68,12 @@ async def to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
 class Endpoint:
     """One address on the listener: a URL and the bearer that opens it, until :meth:`close`."""
 
-    def __init__(self, listener: _Listener, handler: PayloadHandler) -> None:
+    def __init__(self, listener: _Listener, handler: PayloadHandler, owner: Hashable) -> None:
         """Made by :func:`open_endpoint` only."""
         self.bearer = secrets.token_urlsafe(limits.MCP_BEARER_BYTES)
         self.path = _PREFIX + secrets.token_urlsafe(limits.MCP_PATH_BYTES)
         self.handler = handler
+        self.owner = owner
         self.digest = _digest(self.bearer)
         self.transports: set[asyncio.Transport] = set()
         self.idle = asyncio.Event()
@@ -88,7 +90,7 @@ class Endpoint:
 
     def sibling(self, handler: PayloadHandler) -> Endpoint:
         """Another endpoint, at once: the listener stays open for this one, which must not be closed before the other."""
-        return self._listener.put(handler)
+        return self._listener.put(handler, self.owner)
 
     def revoke(self) -> None:
         """Make the bearer worthless, at once and without waiting; idempotent."""
@@ -100,13 +102,16 @@ class Endpoint:
         await to_the_end(self._listener.settle(self))
 
 
-async def open_endpoint(handler: PayloadHandler) -> Endpoint:
-    """A new endpoint whose authenticated payloads go to ``handler``; its owner must :meth:`Endpoint.close` it."""
+async def open_endpoint(handler: PayloadHandler, *, owner: Hashable = None) -> Endpoint:
+    """A new endpoint whose authenticated payloads go to ``handler``; whoever opens it must :meth:`Endpoint.close` it.
+
+    Endpoints of one ``owner`` share its bound of connections; where there is none, everything is one owner's.
+    """
     loop = asyncio.get_running_loop()
     listener = _LISTENERS.get(loop)
     if listener is None:
         listener = _LISTENERS[loop] = _Listener()
-    return await listener.add(handler)
+    return await listener.add(handler, owner)
 
 
 def _digest(bearer: str) -> bytes:
@@ -114,7 +119,7 @@ def _digest(bearer: str) -> bytes:
 
 
 class _Server(web.Server):
-    """aiohttp's server with a connection count and a time limit for connections that proved nothing."""
+    """aiohttp's server with its connections counted, and a time limit for those that proved nothing."""
 
     def __init__(self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
         super().__init__(
@@ -125,22 +130,54 @@ class _Server(web.Server):
             keepalive_timeout=limits.MCP_KEEPALIVE_SECONDS,
             lingering_time=0,
         )
-        self._timers: dict[RequestHandler, asyncio.TimerHandle] = {}
+        self._unproven: dict[RequestHandler, asyncio.TimerHandle] = {}
+        self._proven: dict[RequestHandler, Endpoint] = {}
+        """With whose bearer each asked last; whichever did so longest ago is the first."""
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        if len(self._timers) >= limits.MCP_CONNECTIONS or len(self.connections) > limits.MCP_CONNECTIONS:
-            transport.abort()
-            return
-        self._timers[handler] = traceless.call_later(limits.MCP_UNPROVEN_SECONDS, transport.abort)
+        self._unproven[handler] = traceless.call_later(limits.MCP_UNPROVEN_SECONDS, transport.abort)
+        if len(self._unproven) > limits.MCP_UNPROVEN or len(self._unproven) + len(self._proven) > limits.MCP_CONNECTIONS:
+            oldest = next(iter(self._unproven))
+            self._forget(oldest)
+            if oldest.transport is not None:
+                # aiohttp's own first step for this connection may be still to come, and it needs an open one.
+                asyncio.get_running_loop().call_soon(oldest.transport.abort)
 
     def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
-        self.proven(handler)
+        self._forget(handler)
         super().connection_lost(handler, exc)
 
-    def proven(self, handler: RequestHandler) -> None:
-        """The connection has presented a valid bearer (or is gone): no longer watched."""
-        timer = self._timers.pop(handler, None)
+    def admits(self, handler: RequestHandler, endpoint: Endpoint) -> bool:
+        """Whether there is room for the connection, which has presented the endpoint's bearer: it is no longer watched then."""
+        others = {each: its for each, its in self._proven.items() if each is not handler}
+        same = [each for each, its in others.items() if its is endpoint]
+        owned = [each for each, its in others.items() if endpoint.owner is not None and its.owner == endpoint.owner]
+        for theirs, most in ((same, limits.MCP_CONNECTIONS_PER_ENDPOINT), (owned, limits.MCP_CONNECTIONS_PER_INSTALLATION)):
+            if len(theirs) >= most:
+                idle = next((each for each in theirs if each.transport not in others[each].transports), None)
+                if idle is None:
+                    return False
+                self._let_go(idle)
+        self._forget(handler)
+        self._proven[handler] = endpoint
+        return True
+
+    def leave(self, endpoint: Endpoint) -> None:
+        """Let go of the endpoint's connections, none of which has a request in flight."""
+        for handler in [each for each, its in self._proven.items() if its is endpoint]:
+            self._let_go(handler)
+
+    def _let_go(self, handler: RequestHandler) -> None:
+        """Close an idle connection as soon as what was written has left, and soon in any case."""
+        self._forget(handler)
+        if handler.transport is not None:
+            handler.transport.close()
+            traceless.call_later(limits.MCP_STOP_SECONDS, handler.transport.abort)
+
+    def _forget(self, handler: RequestHandler) -> None:
+        self._proven.pop(handler, None)
+        timer = self._unproven.pop(handler, None)
         if timer is not None:
             timer.cancel()
 
@@ -158,14 +195,14 @@ class _Listener:
 
     # ---- life
 
-    async def add(self, handler: PayloadHandler) -> Endpoint:
+    async def add(self, handler: PayloadHandler, owner: Hashable) -> Endpoint:
         async with self._lock:
             if self._runner is None:
                 await to_the_end(self._start())
-            return self.put(handler)
+            return self.put(handler, owner)
 
-    def put(self, handler: PayloadHandler) -> Endpoint:
-        endpoint = Endpoint(self, handler)
+    def put(self, handler: PayloadHandler, owner: Hashable) -> Endpoint:
+        endpoint = Endpoint(self, handler, owner)
         self._endpoints[endpoint.digest] = endpoint
         return endpoint
 
@@ -180,6 +217,8 @@ class _Listener:
         for transport in tuple(endpoint.transports):
             transport.abort()
         await endpoint.idle.wait()
+        if self._server is not None:
+            self._server.leave(endpoint)
         async with self._lock:
             if not self._endpoints and self._runner is not None:
                 await self._stop()
@@ -229,11 +268,11 @@ class _Listener:
         endpoint = self._authenticated(request)
         if endpoint is None:
             return _refusal(401, "the bearer is missing or no longer valid", {"WWW-Authenticate": "Bearer"})
-        if self._server is not None:
-            self._server.proven(request.protocol)
         transport = request.transport
         if transport is None:
             return _refusal(400, "the connection is gone")
+        if self._server is not None and not self._server.admits(request.protocol, endpoint):
+            return _refusal(503, "too many requests at once: wait for some of them, then try again")
         endpoint.transports.add(transport)
         endpoint.idle.clear()
         try:

@@ -257,8 +257,17 @@ MCP_BODY_SECONDS: Final = 20.0
 MCP_CONNECTIONS: Final = 512
 """Open connections to the listener; each is a descriptor of the worker, and agents keep one to four."""
 
-MCP_UNPROVEN_SECONDS: Final = 10.0
-"""Seconds a connection may stay without having presented a valid bearer; any local user can open one."""
+MCP_CONNECTIONS_PER_INSTALLATION: Final = 64
+"""Those that one installation's bearers opened: four times the calls it may have at the host, an eighth of all."""
+
+MCP_CONNECTIONS_PER_ENDPOINT: Final = 32
+"""Those that one bearer opened: an agent with many calls at once, half of its installation's."""
+
+MCP_UNPROVEN: Final = 256
+"""Those that have not presented a valid bearer: twice what one turn of the loop accepts, so that its own last arrivals stay."""
+
+MCP_UNPROVEN_SECONDS: Final = 5.0
+"""Seconds a connection may stay without having presented a valid bearer; any local user can open one, clients ask at once."""
 
 MCP_KEEPALIVE_SECONDS: Final = 75.0
 """Seconds an idle connection of an agent is kept."""
@@ -270,10 +279,22 @@ MCP_BATCH: Final = 32
 """Messages in one JSON-RPC batch; real clients send one."""
 
 MCP_CALLS_AT_ONCE: Final = 8
-"""Tool calls of one run that reach the host at once; 128 actions share a worker's connection with every other run."""
+"""Tool calls of one run that reach the host at once."""
+
+MCP_CALLS_PER_INSTALLATION: Final = 16
+"""Those of one installation's runs: a quarter of all, however many runs it has."""
+
+MCP_CALLS_PER_PROCESS: Final = 64
+"""Those of every run: half of the 128 actions of the worker's connection, the rest is for storing, steering and stopping."""
 
 MCP_CALLS_WAITING: Final = 64
 """Tool calls of one run that may wait behind those; one more is told to try again later."""
+
+HOST_CANCELLATIONS: Final = 3
+"""Calls to the host that are cancelled at the same time: the SDK takes 4, and one is left for what it cancels itself."""
+
+MCP_CALL_WAIT: Final = 60.0
+"""Seconds a tool call waits to reach the host before the agent is told to try again; MCP clients allow that at least."""
 
 MCP_RESULT_CHARS: Final = 200_000
 """Characters of one tool result; models take about a tenth of that, and the rest would only cost memory."""

@@ -106,17 +106,29 @@ class HoldingHost(HostActions):
         self._held = held
         self.called = asyncio.Event()
         self.let = asyncio.Event()
-        self.answered = self.given_up = 0
+        self.held = self.answered = self.given_up = 0
+        self.news = asyncio.Event()
+
+    async def holds(self, count: int, *, given_up: int = 0) -> None:
+        """Wait until it holds exactly so many answers back and has given that many up."""
+        while (self.held, self.given_up) != (count, given_up):
+            self.news.clear()
+            await self.news.wait()
 
     async def call_action(self, action: Any, data: dict[str, Any], timeout: float = 15.0, **more: Any) -> dict[str, Any]:
         """Hold the answer back."""
         if action.value == self._held:
             self.called.set()
+            self.held += 1
+            self.news.set()
             try:
                 await self.let.wait()
             except asyncio.CancelledError:
                 self.given_up += 1
                 raise
+            finally:
+                self.held -= 1
+                self.news.set()
             self.answered += 1
         return await super().call_action(action, data, timeout, **more)
 

@@ -218,7 +218,7 @@ class AgentBotHost:
     calls: list[str] = field(default_factory=list)
     bytes_sent: int = 0
 
-    async def call_action(self, action: Any, data: dict[str, Any], timeout: float = 15.0) -> dict[str, Any]:
+    async def call_action(self, action: Any, data: dict[str, Any], timeout: float = 15.0, **_: Any) -> dict[str, Any]:
         """The runtime connection's one method a run uses."""
         self.bytes_sent += len(json.dumps(data))
         try:
