@@ -419,11 +419,11 @@ _chat = (
         ("test_text_costs.py::test_what_is_invalid_costs_no_more_than_what_is_valid",),
     ),
     Sabotage(
-        "blanks-of-an-answer-shared-out",
-        pkg("interaction_words"),
-        '_PAUSE: Final = r"\\s*+[,.;:!，。、；：！…–—-]*+\\s*+"',
-        '_PAUSE: Final = r"\\s*[,.;:!，。、；：！…–—-]*\\s*"',
-        ("test_text_costs.py::test_four_times_the_text_is_about_four_times_the_work[an answer]",),
+        "title-read-to-its-end-from-each-beginning",
+        pkg("text_clean"),
+        r'_STRING: Final = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\n\x90\x98\x9c-\x9f]*"',
+        r'_STRING: Final = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\n\x9c]*"',
+        ("test_text_costs.py::test_four_times_the_text_is_about_four_times_the_work[cleaning]",),
     ),
     Sabotage(
         "two-terminal-results",
