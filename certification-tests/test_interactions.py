@@ -11,7 +11,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pkg import action_text, interaction_words, limits, texts
-from pkg.agent_api import Answer, ApprovalRequested, Choice, FileDiff, QuestionAsked, QuestionField
+from pkg.agent_api import (
+    Answer,
+    ApprovalRequested,
+    Choice,
+    FileDiff,
+    QuestionAsked,
+    QuestionField,
+    event_from_json,
+    to_json,
+)
 from pkg.interactions import Again, Decided, FormSurface, OpenRequest, Outcome, Shown, Unclear, answer_like, digest
 from pkg.text_split import FenceTracker, utf16_units
 
@@ -786,6 +795,36 @@ class TestQuestions:
         assert values(say("50", question(field))) == {"f": "v50"}
         fewer = dataclasses.replace(field, options=field.options[:18])
         assert len(opened(question(fewer)).shown("en_US", 5).options) == 20
+
+    def test_what_is_too_much_to_ask_is_left_out_and_said(self) -> None:
+        """Our rule: a question from a daemon has a bound of fields, options and text, and says how much lies beyond it."""
+        options = tuple((f"v{number}", f"label {number}") for number in range(20_000))
+        fields = (QuestionField("f", "F" * 100_000, "select", options=options, default=["v1"] * 500), *[SURE] * 5_000)
+        event = event_from_json(to_json(question(*fields, message="m " * 1_000_000)))
+        assert isinstance(event, QuestionAsked)
+        assert len(event.fields) == limits.QUESTION_FIELDS
+        assert len(event.fields[0].options) == len(event.fields[0].default) == limits.QUESTION_OPTIONS
+        assert len(event.message) == len(event.fields[0].label) == limits.QUESTION_TEXT_CHARS
+        assert event.message.endswith("…")
+        shown = opened(event).shown("en_US", 5)
+        assert "19901 more options are left out" in shown.text
+        assert "4951 more values" in shown.text
+        assert opened(event).understand("label 98") == Again()
+        assert isinstance(opened(event).understand("label 99"), Unclear)
+        small = question(DATABASE, SURE)
+        assert event_from_json(to_json(small)) == small
+        assert "left out" not in opened(small).shown("en_US", 5).text
+
+    @pytest.mark.parametrize("limit", [500, limits.DISCORD_TEXT_UNITS, limits.TELEGRAM_TEXT_UNITS])
+    def test_as_many_options_are_shown_as_fit(self, limit: int) -> None:
+        """Our rule: beyond the surface's room options are not listed, and not one that has room is missing."""
+        options = tuple((f"v{number}", f"{number} " + "long " * 8) for number in range(1, 400))
+        request = opened(question(QuestionField("f", "F", "select", options=options)), limit)
+        shown = request.shown("en_US", 5)
+        listed = [line for line in shown.text.splitlines() if re.match(r"[0-9]+\. ", line)]
+        assert shown.text.splitlines()[shown.text.splitlines().index(listed[-1]) + 1] == "…"
+        assert 0 <= limit - utf16_units(shown.text) < len(listed[-1]) + 10
+        assert values(request.understand("99")) == {"f": "v99"}
 
     @pytest.mark.parametrize("limit", [None, 500, limits.DISCORD_TEXT_UNITS, limits.TELEGRAM_TEXT_UNITS])
     @pytest.mark.parametrize("language", ["en_US", "ru_RU", "th_TH"])

@@ -896,3 +896,45 @@ async def test_concurrent_calls_are_served_one_after_the_other() -> None:
     await run.delivery.end_turn(TurnEnded("end_turn"))
     await run.delivery.finish()
     assert sorted("".join(run.messages).split()) == ["aaa"] * 50 + ["bbb"] * 50
+
+
+# ------------------------------------------------------------------ everybody's loop
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("mode", ["stream", "single"])
+@pytest.mark.parametrize("text", ["a\n", "```\n", "\r", "x", "漢"], ids=["lines", "fences", "returns", "one line", "CJK"])
+async def test_others_take_their_steps_while_a_long_text_is_worked_on(text: str, mode: str) -> None:
+    """Our rule: of one long piece of text only a slice is worked on at once, and it arrives as if it had come in pieces."""
+    slices, steps = 12, 0
+    long = text * (slices * limits.TEXT_SLICE_CHARS // len(text))
+
+    async def other() -> None:
+        nonlocal steps
+        while True:
+            steps += 1
+            await asyncio.sleep(0)
+
+    run, pieces = Run(reply_mode=mode), Run(reply_mode=mode)
+    others = asyncio.create_task(other())
+    await run.delivery.event(TextDelta(long))
+    others.cancel()
+    assert steps >= slices - 1
+    for start in range(0, len(long), 5_000):
+        await pieces.delivery.event(TextDelta(long[start : start + 5_000]))
+    for each in (run, pieces):
+        await each.delivery.event(TurnEnded("end_turn"))
+        await each.delivery.finish()
+    assert "".join(run.messages) == "".join(pieces.messages)
+
+
+@pytest.mark.asyncio
+async def test_a_run_torn_down_within_a_long_text_says_no_more() -> None:
+    """Our rule: between two slices a run may be given up; nothing is sent after that."""
+    run = Run()
+    saying = asyncio.create_task(run.delivery.event(TextDelta("a line\n" * 20_000)))
+    await asyncio.sleep(0)
+    await run.delivery.aclose()
+    sent = len(run.results)
+    await saying
+    assert len(run.results) == sent

@@ -29,7 +29,7 @@ ALLOWED: dict[str, str] = {
     "pkg/interaction_words.py @functools.cache": "patterns of our own words",
     "pkg/texts.py @functools.cache": "the catalogue of a language",
     "pkg/launch_ssh.py @functools.cache": "our own source, by its path",
-    "pkg/host_calls.py _host.one()": "counts calls under a binding, only while one is on its way or waits",
+    "pkg/langbot_tools.py _host.one()": "counts calls under a binding, only while one is on its way or waits",
     "pkg/host_calls.py _cancelling.one()": "the same for what tells the host of cancelled ones",
     "pkg/decision_log.py _REDACT()": "hides what looks like a credential; knows no secret and learns none",
     "pkg/relay_frames.py _encode()": "json's own encoder, without its memo",

@@ -178,7 +178,21 @@ def test_lengths_are_counted_as_the_services_count() -> None:
 
 # ------------------------------------------------------------------ cleaning
 
-_ESCAPES = ["\x1b[31m", "\x1b[0m", "\x1b]0;title\x07", "\x1b]8;;http://x\x1b\\", "\x1b", "\x9b1m", "\x1bM", "[", "]"]
+_ESCAPES = [
+    "\x1b[31m",
+    "\x1b[0m",
+    "\x1b]0;title\x07",
+    "\x1b]8;;http://x\x1b\\",
+    "\x1b",
+    "\x9b1m",
+    "\x1bM",
+    "[",
+    "]",
+    "\x9d0;title",
+    "\x90",
+    "\x07",
+    "\x9c",
+]
 _OTHERS = ["text", "\r\n", "\r", "\n", "\x00", "\ud83d", "\ude00", "漢", "\t"]
 _DIRTY = st.lists(st.sampled_from(_ESCAPES + _OTHERS), max_size=30)
 

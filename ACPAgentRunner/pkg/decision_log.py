@@ -42,9 +42,10 @@ _WORDS: Final = (
     r"(?:token|secret|passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key|private[_-]?key|credentials?|authorization)"
 )
 _VALUE: Final = r"(?:\"[^\"]*\"|'[^']*'|[^\s\"';&|]+)"
+_NAME: Final = rf"(?<![\w.-])(?=[\w.-]*{_WORDS})(?:[\w.-]++[\"']?\s*[=:]\s*|-[\w.-]++\s+)(?:(?:bearer|basic)\s+)?"
+"""A word that names a secret, read to its end once: looked for behind each of its letters, a long one would take its square."""
 _NAMED_SECRET: Final = re.compile(
-    rf"(?P<name>(?<![\w.-])(?:[\w.-]*{_WORDS}[\w.-]*[\"']?\s*[=:]\s*|-[\w.-]*{_WORDS}[\w.-]*\s+)(?:(?:bearer|basic)\s+)?){_VALUE}"
-    r"|(?P<scheme>\b(?:bearer|basic)\s+)[^\s\"']{8,}",
+    rf"(?P<name>{_NAME}){_VALUE}|(?P<scheme>\b(?:bearer|basic)\s+)[^\s\"']{{8,}}",
     re.IGNORECASE,
 )
 

@@ -98,6 +98,9 @@ _BECAUSE_UNSPACED: Final = (
 )
 _HENCE: Final = "ので|から|ため|為"
 """What ends a reason that stands before the denial, in Japanese."""
+_PAUSE: Final = r"\s*+[,.;:!，。、；：！…–—-]*+\s*+"
+_REASON: Final = r"\s*+[:,、，：]?\s*+(?P<reason>\S.*)"
+"""Blanks are never given back: two runs of them that share a long one out would take its square."""
 
 _CLOSING: Final = " \t\n.,;:!…。、，；：！｡､~～"
 _MENTION: Final = re.compile(r"@\S+\s+")
@@ -169,14 +172,11 @@ def _denied_because() -> tuple[re.Pattern[str], ...]:
     denials = sorted((word for word, meaning in meanings().items() if meaning == "deny"), key=len, reverse=True)
     spaced = [re.escape(word).replace("\\ ", "\\s+").replace("'", "['’]") for word in denials]
     no = "|".join(spaced)
-    pause = r"\s*[,.;:!，。、；：！…–—-]*\s*"
     return (
-        re.compile(
-            rf"(?:{no})(?!\w){pause}(?<!\w)(?:{_BECAUSE})(?!\w)\s*[:,，：]?\s*(?P<reason>\S.*)", re.IGNORECASE | re.DOTALL
-        ),
-        re.compile(rf"(?:{no}){pause}(?:{_BECAUSE_UNSPACED})\s*[:,、，：]?\s*(?P<reason>\S.*)", re.IGNORECASE | re.DOTALL),
-        re.compile(rf"(?:{no})\s*[:：]\s*(?P<reason>\S.*)", re.IGNORECASE | re.DOTALL),
-        re.compile(rf"(?P<reason>.+)(?:{_HENCE})\s*[、,。]?\s*(?:{no})[.。!！]*", re.IGNORECASE | re.DOTALL),
+        re.compile(rf"(?:{no})(?!\w){_PAUSE}(?<!\w)(?:{_BECAUSE})(?!\w){_REASON}", re.IGNORECASE | re.DOTALL),
+        re.compile(rf"(?:{no}){_PAUSE}(?:{_BECAUSE_UNSPACED}){_REASON}", re.IGNORECASE | re.DOTALL),
+        re.compile(rf"(?:{no})\s*+[:：]\s*+(?P<reason>\S.*)", re.IGNORECASE | re.DOTALL),
+        re.compile(rf"(?P<reason>.+)(?:{_HENCE})\s*+[、,。]?\s*+(?:{no})[.。!！]*", re.IGNORECASE | re.DOTALL),
     )
 
 
@@ -222,9 +222,7 @@ def _without_mention(text: str) -> str:
 
 def because(text: str) -> str:
     """What follows a word for "because" at the very beginning of ``text``, else nothing."""
-    match = re.fullmatch(
-        rf"(?:(?:{_BECAUSE})(?!\w)|(?:{_BECAUSE_UNSPACED}))\s*[:,、，：]?\s*(?P<reason>\S.*)", text, re.IGNORECASE | re.DOTALL
-    )
+    match = re.fullmatch(rf"(?:(?:{_BECAUSE})(?!\w)|(?:{_BECAUSE_UNSPACED})){_REASON}", text, re.IGNORECASE | re.DOTALL)
     return match["reason"].strip() if match else ""
 
 

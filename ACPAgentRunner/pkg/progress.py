@@ -7,6 +7,7 @@ tool calls with their outcome).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -42,7 +43,8 @@ class Progress:
     _started_at: float | None = None
     _running: dict[str, str] = field(default_factory=dict)
     _recent: dict[str, str] = field(default_factory=dict)
-    _plan: tuple[PlanEntry, ...] = ()
+    _step: Mapping[str, object] | None = None
+    """The plan's current step, as its text takes it."""
     _waiting: str = ""
     _told: str = ""
     """A status of the agent's own, until its next sign of life."""
@@ -58,7 +60,7 @@ class Progress:
                 self._active = False
                 self._running.clear()
                 self._recent.clear()
-                self._plan = ()
+                self._step = None
                 self.tool_calls = 0
             case ToolStarted():
                 self._active = True
@@ -73,7 +75,7 @@ class Progress:
                 if title:
                     self._remember(event.tool_call_id, f"{_MARKS[event.status]} {title}")
             case PlanUpdated():
-                self._plan = event.entries
+                self._step = _current(event.entries)
             case TextDelta():
                 self._active = True
             case _:
@@ -115,17 +117,19 @@ class Progress:
             return self._told
         if self._running and self.mode != "tools":
             return texts.render("status.running", self.language, {"what": next(reversed(self._running.values()))})
-        step = next((index for index, entry in enumerate(self._plan) if entry.status == "in_progress"), None)
-        if step is not None:
-            params = {
-                "number": step + 1,
-                "count": len(self._plan),
-                "what": one_line(self._plan[step].content, limits.STATUS_CHARS),
-            }
-            return texts.render("status.plan", self.language, params)
+        if self._step is not None:
+            return texts.render("status.plan", self.language, self._step)
         return texts.render("status.thinking" if self._thinking else "status.working", self.language)
 
     def _remember(self, tool_call_id: str, line: str) -> None:
         self._recent[tool_call_id] = line
         while len(self._recent) > limits.PROGRESS_LINES:
             del self._recent[next(iter(self._recent))]
+
+
+def _current(plan: Sequence[PlanEntry]) -> Mapping[str, object] | None:
+    """What is told of the plan's current step; ``None`` where there is none."""
+    for number, entry in enumerate(plan, 1):
+        if entry.status == "in_progress":
+            return {"number": number, "count": len(plan), "what": one_line(entry.content, limits.STATUS_CHARS)}
+    return None

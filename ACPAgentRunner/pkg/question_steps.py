@@ -84,12 +84,15 @@ class QuestionSteps:
                 shown = self._composed(language, seconds, question_chars, option_chars, None)
                 if fits(shown, self._room):
                     return shown
-        offers = self._field.offers if self._field is not None else ()
-        for listed in range(len(offers), -1, -1):
-            shown = self._composed(language, seconds, question_chars, option_chars, listed)
-            if fits(shown, self._room):
-                break
-        return shown
+        # As many options as fit; fewer of them are never longer.
+        least, most = 0, len(self._field.offers) if self._field is not None else 0
+        while least < most:
+            listed = (least + most + 1) // 2
+            if fits(self._composed(language, seconds, question_chars, option_chars, listed), self._room):
+                least = listed
+            else:
+                most = listed - 1
+        return self._composed(language, seconds, question_chars, option_chars, least)
 
     def _composed(self, language: str, seconds: int, question_chars: int, option_chars: int, listed: int | None) -> Shown:
         count = len(self._fields)
@@ -97,7 +100,7 @@ class QuestionSteps:
         title = texts.render(key, language, {"number": self._number + 1, "count": count})
         asked = cut("\n\n".join(filter(None, (self._message, *self._told()))), question_chars)
         how, _ = self._how()
-        blocks = [asked, *self._answers(language, option_chars, listed)]
+        blocks = [asked, self._unasked(language), *self._answers(language, option_chars, listed)]
         return composed(title, blocks, self._buttons(language), language, seconds, reply=how, kind="choice")
 
     def _answers(self, language: str, option_chars: int, listed: int | None) -> list[str]:
@@ -113,7 +116,14 @@ class QuestionSteps:
         if listed is not None and listed < len(lines):
             lines = [*lines[:listed], "…"]
         also = [texts.render("interaction.reply_custom", language)] if self._how()[1] else []
+        if field is not None and field.item.options_left_out:
+            also.insert(0, texts.render("interaction.options_left_out", language, {"count": field.item.options_left_out}))
         return ["\n".join(lines), self._default(language), "\n".join((*also, *words))]
+
+    def _unasked(self, language: str) -> str:
+        """What people are told of fields that they are not asked for."""
+        count = self._event.fields_left_out
+        return texts.render("interaction.fields_left_out", language, {"count": count}) if count else ""
 
     def _told(self) -> list[str]:
         """What the agent asks at this step, beside its message, nothing twice."""
@@ -193,6 +203,7 @@ class QuestionSteps:
                 blocks = [
                     cut(self._message, question_chars),
                     cut(details, question_chars),
+                    self._unasked(language),
                     texts.render("interaction.reply_form", language),
                     begins,
                     cut("\n\n".join(self._told()), question_chars),

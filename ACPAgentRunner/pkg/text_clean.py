@@ -11,14 +11,14 @@ from typing import Final
 
 from pkg import limits
 
+_STRING: Final = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\n\x90\x98\x9c-\x9f]*"
+"""How a title or a link begins. It ends at the latest where another begins: else each of many would read all that follow."""
 _ESCAPE: Final = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # control sequences: colours, cursor
-    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c|(?=\n))"  # strings: titles, links
+    rf"|{_STRING}(?:\x07|\x1b\\|\x9c|(?=\n))"
     r"|\x1b[ -/]*[0-Z\\^-~]"  # two-character escapes
 )
-_UNFINISHED: Final = re.compile(
-    r"(?:\x1b|(?:\x1b\[|\x9b)[0-?]*[ -/]*|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*\x1b?|\x1b[ -/]+)\Z"
-)
+_UNFINISHED: Final = re.compile(rf"(?:\x1b|(?:\x1b\[|\x9b)[0-?]*[ -/]*|{_STRING}\x1b?|\x1b[ -/]+)\Z")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _PAIR: Final = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _LONE: Final = re.compile("[\ud800-\udfff]")

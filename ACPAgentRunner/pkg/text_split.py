@@ -21,7 +21,7 @@ import json
 import re
 import unicodedata
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 MINIMUM_UNITS: Final = 500
 """The smallest limit that still holds both fence lines and some text."""
@@ -32,6 +32,10 @@ GRAPHEME_REACH: Final = 64
 _FENCE_LINE: Final = re.compile(r"(?P<lead>(?:[ \t]|>|[-*+][ \t]|[0-9]{1,9}[.)][ \t])*)(?P<mark>`{3,}|~{3,})(?P<info>[^\n]*)")
 _SENTENCE_END: Final = re.compile(r"[.!?](?=[ \n])[ ]?|[。！？；…]")
 _WORD_END: Final = re.compile(r"[ \t\u3000]+|[，、]")
+_REACH: Final = 8 * 1024
+"""Characters before the end of a part in which places are looked for; a part of a surface without a limit holds far more."""
+_LINES_BEFORE: Final = 4
+"""Lines before those that are looked at, too: cutting anywhere steps back over as many fence lines."""
 _ZWJ: Final = "\u200d"
 _FILL: Final = (0.5, 0.5, 0.5, 0.5, 0.3)
 """Least share of the limit a cut must reach: paragraph or fence edge, line, line in a fence, sentence, word."""
@@ -143,15 +147,28 @@ class FenceTracker:
     """Which fence is open at the end of a growing text; reads each character once."""
 
     fence: Fence | None = None
+    line_start: int = 0
+    """Where the last begun line outside any fence starts, in characters of the text."""
     _line: str = ""
+    _read: int = 0
 
     def feed(self, text: str) -> None:
         """Take the next piece, cut anywhere."""
-        *lines, rest = text.split("\n")
-        for line in lines:
-            self.fence = _after_line(self.fence, self._line + line[:_LINE_HEAD_CHARS])
-            self._line = ""
+        lines, ended, rest = text.rpartition("\n")
+        if ended:
+            # Without marks only the first line can be a fence line: they may stand in what is held of it.
+            marked = "```" in lines or "~~~" in lines
+            start = self._read
+            for line in lines.split("\n") if marked else lines.split("\n", 1)[:1]:
+                self.fence = _after_line(self.fence, self._line + line[:_LINE_HEAD_CHARS])
+                self._line = ""
+                start += len(line) + 1
+                if self.fence is None:
+                    self.line_start = start
+            if self.fence is None:
+                self.line_start = self._read + len(lines) + 1
         self._line = (self._line + rest[:_LINE_HEAD_CHARS])[:_LINE_HEAD_CHARS]
+        self._read += len(text)
 
     @property
     def now(self) -> Fence | None:
@@ -178,8 +195,7 @@ class Part:
     body: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     position: int
     suffix: str
     fence: Fence | None
@@ -191,18 +207,23 @@ class _Places:
     """No place before it is of interest."""
     ranks: tuple[list[_Place], ...] = field(default_factory=lambda: ([], [], [], [], []))
     lines: list[tuple[int, Fence | None, bool]] = field(default_factory=list)
-    """Start of each line, the fence open before it, and whether the line is itself a fence line."""
+    """Start of each line looked at, the fence open before it, and whether the line is itself a fence line."""
 
     def scan(self, text: str, fence: Fence | None) -> None:
         """Collect the places to cut in ``text``, which starts inside ``fence``."""
-        start = 0
+        start = self.floor
+        for _ in range(_LINES_BEFORE):
+            start = text.rfind("\n", 0, max(0, start - 1)) + 1
+        tracker = FenceTracker(fence)
+        tracker.feed(text[:start])
+        fence = tracker.fence
         while start <= len(text):
             end = text.find("\n", start)
             line = text[start:] if end < 0 else text[start:end]
             after = _after_line(fence, line)
             is_fence_line = after is not fence
             self.lines.append((start, fence, is_fence_line))
-            if start and not (is_fence_line and fence is not None):
+            if len(self.lines) > 1 and not (is_fence_line and fence is not None):
                 self._line_start(text, start, fence, opens=is_fence_line)
             if not is_fence_line:
                 self._inside(text, start, len(text) if end < 0 else end, fence)
@@ -287,7 +308,7 @@ def cut(text: str, limit: Limit, fence: Fence | None = None, *, least: int = 0) 
             return Part(prefix + whole, text), "", end
     room = limit.less(prefix)
     window = text[: room.head(text)]
-    places = _Places(floor=int(min(_FILL) * len(window)))
+    places = _Places(floor=max(int(min(_FILL) * len(window)), len(window) - _REACH))
     places.scan(window, fence)
     place = _best(places, window, room, least) or places.anywhere(text, room)
     body = text[: place.position]

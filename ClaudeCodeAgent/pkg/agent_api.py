@@ -28,6 +28,8 @@ from typing import Any, Final, Literal, Protocol, TypeVar, cast, runtime_checkab
 
 from pydantic import Base64Bytes, TypeAdapter, ValidationError
 
+from pkg import limits
+
 if typing.TYPE_CHECKING:
     from pkg.launch import Launcher
 
@@ -88,6 +90,8 @@ class QuestionField:
     default: Json = None
     custom: bool = False
     """Whether a text that is none of the options is an answer, too."""
+    options_left_out: int = 0
+    """How many more options the agent has that people are not offered, because they are too many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +189,8 @@ class QuestionAsked:
     request_id: str
     message: str
     fields: tuple[QuestionField, ...] = ()
+    fields_left_out: int = 0
+    """How many more fields the agent asks for that people are not asked, because they are too many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,8 +451,16 @@ def _decode(kind: type[Decoded], value: Json) -> Decoded:
     try:
         return cast(Decoded, _ADAPTERS[kind].validate_python(fields))
     except ValidationError as exc:
-        places = ", ".join(".".join(str(part) for part in error["loc"]) or "value" for error in exc.errors())
-        raise CodecError(f"{kind.__name__}: invalid {places}") from None
+        raise CodecError(f"{kind.__name__}: invalid {_places(exc)}") from None
+
+
+def _places(exc: ValidationError) -> str:
+    """Where a value is invalid. Many places are only counted: naming each would take longer than all that is valid."""
+    if exc.error_count() > limits.CODEC_PLACES:
+        return f"in {exc.error_count()} places"
+    errors = exc.errors(include_url=False, include_context=False, include_input=False)
+    named = (".".join(str(part)[: limits.CODEC_PLACE_CHARS] for part in error["loc"]) for error in errors)
+    return ", ".join(place or "value" for place in named)
 
 
 def event_from_json(value: Json) -> AgentEvent:
@@ -454,7 +468,31 @@ def event_from_json(value: Json) -> AgentEvent:
     kind = _EVENT_TYPES.get(str(value.get("type"))) if isinstance(value, dict) else None
     if kind is None:
         raise CodecError("not an agent event")
-    return cast(AgentEvent, _decode(kind, value))
+    event = cast(AgentEvent, _decode(kind, value))
+    return _askable(event) if isinstance(event, QuestionAsked) else event
+
+
+def _askable(event: QuestionAsked) -> QuestionAsked:
+    """A question that is no larger than people can be asked and that says how much was left out; texts end with ``…``."""
+    fields = tuple(map(_askable_field, event.fields[: limits.QUESTION_FIELDS]))
+    left_out = len(event.fields) - len(fields)
+    return dataclasses.replace(event, message=_cut(event.message), fields=fields, fields_left_out=left_out)
+
+
+def _askable_field(field: QuestionField) -> QuestionField:
+    options = field.options[: limits.QUESTION_OPTIONS]
+    return dataclasses.replace(
+        field,
+        label=_cut(field.label),
+        description=_cut(field.description),
+        options=options,
+        options_left_out=len(field.options) - len(options),
+        default=field.default[: limits.QUESTION_OPTIONS] if isinstance(field.default, list) else field.default,
+    )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= limits.QUESTION_TEXT_CHARS else text[: limits.QUESTION_TEXT_CHARS - 1] + "…"
 
 
 def prompt_from_json(value: Json) -> Prompt:

@@ -178,7 +178,7 @@ class Bubbles:
             return []
         text, at = self._text(), 0
         if not self.at_paragraph_end:
-            at = _last_line_start(text, self._fence_before)
+            at = self._tracker.line_start
             if is_blank(text[:at]) or at < self._committed():
                 if not anywhere:
                     return None
@@ -287,16 +287,3 @@ class Bubbles:
 
 def _same(one: str, other: str) -> bool:
     return one.strip() == other.strip()
-
-
-def _last_line_start(text: str, fence: Fence | None) -> int:
-    """Where the last begun line starts, or 0; a fence that is open there reaches from its opening line."""
-    tracker = FenceTracker(fence)
-    best = 0
-    position = 0
-    for line in text.split("\n")[:-1]:
-        tracker.feed(line + "\n")
-        position += len(line) + 1
-        if tracker.fence is None:
-            best = position
-    return best

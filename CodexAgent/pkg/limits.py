@@ -1010,3 +1010,23 @@ DECISION_CHARS: Final = 512
 
 DAEMON_ASKED: Final = 256
 """Requests of one turn that a daemon remembers for its record of what was answered; turns have a few."""
+
+# ---- what one agent's texts may take of everybody's worker
+
+TEXT_SLICE_CHARS: Final = 4 * 1024
+"""Characters of an answer worked on at once, before other runs take their steps: some 10 ms for the worst of texts."""
+
+QUESTION_FIELDS: Final = 50
+"""Fields of a question that people are asked; the host's forms have as many (SDK 0.7.18)."""
+
+QUESTION_OPTIONS: Final = 99
+"""Options of one field that people are offered; the numbers they type have two digits."""
+
+QUESTION_TEXT_CHARS: Final = 16 * 1024
+"""Characters of each text of a question; a message shows 8,000."""
+
+CODEC_PLACES: Final = 8
+"""Invalid places of one value that an error names; a value made by a mistake has one or two."""
+
+CODEC_PLACE_CHARS: Final = 64
+"""Characters of each part of such a place; it may be a key of the agent's own."""

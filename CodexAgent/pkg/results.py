@@ -190,7 +190,8 @@ class Delivery:
                     await self._notice(texts.render("session.lost_history", self._language))
                 case _:
                     pass
-            await self._poll()
+            if not self._finished:
+                await self._poll()
 
     @property
     def open_calls(self) -> Mapping[str, str]:
@@ -314,7 +315,16 @@ class Delivery:
         if event.message_id != self._message_id:
             self._gap = self._gap or bool(event.message_id and self._message_id)
             self._message_id = event.message_id or self._message_id
-        piece = self._cleaner.feed(event.text)
+        for start in range(0, len(event.text), limits.TEXT_SLICE_CHARS):
+            if start:
+                # Other runs take their steps between two slices.
+                await asyncio.sleep(0)
+                if self._finished:
+                    return
+            await self._said(event.text[start : start + limits.TEXT_SLICE_CHARS])
+
+    async def _said(self, text: str) -> None:
+        piece = self._cleaner.feed(text)
         if self._gap and piece:
             self._gap = False
             if self._turn_has_text and self._fences.now is None:
