@@ -29,11 +29,13 @@ from testkit import planted as planted_places
 from testkit.daemon_rig import DAEMON_ID, DaemonHome, DaemonProcess
 from testkit.daemon_sites import plugin_form, until_shown
 from testkit.langbot_host import build_package
+from testkit.object_graph import Needles
 from testkit.relay_rig import free_port
 from testkit.run_harness import Outcome
 from testkit.sdk_worker import SdkWorker, built, descendants, gone, scripted_agent, sdk_worker
 from testkit.sshd import Server, sshd
 from testkit.worker_graph import Watch, watched
+from testkit.worker_memory import UNKNOWN, WIPING, in_memory
 
 pytestmark = [pytest.mark.shared_runtime, pytest.mark.sdk_worker, pytest.mark.ssh, pytest.mark.timeout(240)]
 
@@ -173,8 +175,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @contextlib.asynccontextmanager
-async def house(directory: Path, server: Server, package: Path | None = None) -> AsyncIterator[House]:
-    """The pool with ``A``, ``B`` and ``C``, of which the last has no secrets."""
+async def house(
+    directory: Path, server: Server, package: Path | None = None, more: Mapping[str, str] | None = None
+) -> AsyncIterator[House]:
+    """The pool with ``A``, ``B`` and ``C``, of which the last has no secrets; ``more`` is of the process's environment."""
     port = free_port()
     keys = {"A": server.identity_file, "B": server.other_identity_file}
     tenants = {uid: Tenant(uid, directory / uid, port, server, key) for uid, key in keys.items()}
@@ -184,7 +188,7 @@ async def house(directory: Path, server: Server, package: Path | None = None) ->
         {uid: tenant.raw for uid, tenant in tenants.items()},
     )
     forms = {**{uid: tenant.plugin for uid, tenant in tenants.items()}, "C": {}}
-    environment = watched(directory / "watch")
+    environment = {**watched(directory / "watch"), **(more or {})}
     async with sdk_worker(
         package or built(), directory / "runtime", "pool", installations=forms, environment=environment
     ) as worker:
@@ -321,6 +325,28 @@ class TestTwoInstallations:
         assert story.processes_of_a > 0
         assert story.survived == {}
         assert story.processes_gone
+
+
+@pytest.mark.skipif(UNKNOWN is not None, reason=str(UNKNOWN))
+@pytest.mark.asyncio
+async def test_after_revocation_no_byte_of_a_secret_is_held_by_anything(tmp_path: Path, server: Server) -> None:
+    """Our rule: where freed memory is wiped, no secret of a revoked installation is in the memory, in no form of it."""
+    async with house(tmp_path, server, more=WIPING) as at:
+        a = at.tenants["A"]
+        needles = Needles({name: a.texts[f"A.{name}"] for name in ("token", "value", "key")}, a.raw)
+        a.daemon = await daemon_rig.start(a.home)
+        for place in PLACES:
+            assert a.canaries["answer"] in (await at.run("A", a.said(), place)).text
+        assert in_memory(at.pid, needles) >= {"token", "value", "key"}
+        await at.worker.revoke("A")
+        await a.daemon.terminate()
+
+        async def look() -> set[str]:
+            await at.neutral()
+            await at.watch.anywhere(at.pid, "B.text", uid="B")  # which lets the collector run, and says nothing of A
+            return in_memory(at.pid, needles)
+
+        assert await at.watch.settled(look, GRACE_OF_TIMERS) == set()
 
 
 # ------------------------------------------------------------------ that all of that would be seen
