@@ -381,6 +381,13 @@ _approvals = (
 
 _chat = (
     Sabotage(
+        "frame-of-the-host-ended-from-within",
+        pkg("framed_text"),
+        'inert = re.sub(rf"<(?=[\\s/]*{tag})", "&lt;", text, flags=re.IGNORECASE)',
+        "inert = text",
+        ("test_acp_prompts.py::test_what_the_host_adds_cannot_leave_its_frame",),
+    ),
+    Sabotage(
         "last-delta-dropped",
         pkg("event_buffer"),
         'return dataclasses.replace(self.event, text="".join([self.event.text, *self.more]))',
