@@ -186,6 +186,9 @@ BAD_MODULES = (
     "from os import putenv as p\ndef f(x):\n    p('A', x)",
     "import atexit\ndef f(x):\n    atexit.register(x)",
     "import sys\ndef f(x):\n    sys.modules[__name__].last = x",
+    "import sys\nloaded = sys.modules\ndef f(x):\n    loaded.update(x)",
+    "from pkg import texts\nSEEN = texts.SEEN\ndef f(x):\n    SEEN.remember(x)",
+    "seen = []\ndef f(x):\n    s, t = seen, x\n    s, t = t, s\n    t.append(x)",
     "def f(x):\n    globals()['a'] = x",
     "def f(x):\n    globals().update(a=x)",
     "def f(x):\n    g = globals()\n    g['a'] = x",
@@ -245,6 +248,7 @@ GOOD_MODULES = (
     "from pkg import texts\ndef f(x):\n    return texts.render(x)",
     "class K:\n    def f(self, x):\n        self.seen.append(x)",
     "class K:\n    @classmethod\n    def f(cls, x):\n        return cls(x), cls.g(x)",
+    "def f(x, y):\n    x, y = y, x\n    x.append(y)",
     "def f(x):\n    s = [x]\n    def g():\n        s.append(x)",
 )
 BAD_CALLS = (

@@ -236,12 +236,20 @@ class Modules:
         return self._scopes.get(f"{path}.py") or self._scopes.get(f"{path}/__init__.py")
 
     def value(self, scope: Scope, value: ast.expr) -> str:
+        """What an expression at a module's own level makes, see :meth:`kind`."""
         match value:
-            case ast.Constant() | ast.JoinedStr() | ast.Compare() | ast.Lambda() | ast.Attribute() | ast.UnaryOp():
+            case ast.Constant() | ast.JoinedStr() | ast.Compare() | ast.Lambda() | ast.UnaryOp():
                 return "fixed"
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in scope.imports:
+                return self.member(scope, name, attribute)
+            case ast.Attribute():
+                kind = self.value(scope, value.value)
+                return (
+                    kind if kind in ("fixed", "foreign") or not _enumeration(self.definition(scope, value.value)) else "fixed"
+                )
             case ast.Tuple():
                 kinds = {self.value(scope, each) for each in value.elts}
-                return "fixed" if kinds <= {"fixed", "class", "function", "foreign"} else "container"
+                return "fixed" if kinds <= {"fixed", "class", "function", "foreign"} else _loosest(kinds)
             case ast.BinOp():
                 kinds = {self.value(scope, each) for each in (value.left, value.right)}
                 return kinds.pop() if len(kinds) == 1 else "fixed" if kinds <= {"fixed", "foreign", "class"} else "container"
@@ -320,9 +328,9 @@ class _Reading:
                 return self._labels_of_name(scope, node.id, seen)
             case ast.Attribute(attr="__class__"):
                 return {"type()"}
-            case ast.Attribute() | ast.Subscript() if self._kind(scope, node) == "fixed":
+            case ast.Attribute() | ast.Subscript() if self._kind(scope, node, seen) == "fixed":
                 return set()
-            case ast.Attribute(value=ast.Name(id=name)) if self._kind(scope, node.value) == "module":
+            case ast.Attribute(value=ast.Name(id=name)) if self._kind(scope, node.value, seen) == "module":
                 return {f"{label}.{node.attr}" for label in self._labels_of_name(scope, name, seen)}
             case ast.Attribute() | ast.Subscript() | ast.Starred() | ast.Await() | ast.NamedExpr():
                 return self._labels(scope, node.value, seen)
@@ -337,7 +345,7 @@ class _Reading:
             case ast.Call(func=ast.Name(id="vars" | "getattr" | "iter" | "next" | "reversed" | "enumerate"), args=[first, *_]):
                 return self._labels(scope, first, seen)
             case ast.Call(func=ast.Attribute(attr=method, value=value)) if method in INSIDE:
-                return self._labels(scope, value, seen) if self._kind(scope, value) in ("container", "object") else set()
+                return self._labels(scope, value, seen) if self._kind(scope, value, seen) in ("container", "object") else set()
         return set()
 
     def _labels_of_name(self, scope: Scope, name: str, seen: frozenset[str]) -> set[str]:
@@ -351,7 +359,7 @@ class _Reading:
         values = [] if name in seen else home.values.get(name, [])
         return {label for value in values for label in self._labels(home, value, seen | {name})}
 
-    def _kind(self, scope: Scope, node: ast.expr) -> str:
+    def _kind(self, scope: Scope, node: ast.expr, seen: frozenset[str] = frozenset()) -> str:
         """What a value is, where it is module state (see :meth:`Modules.kind`); what is reached through it is an object."""
         if isinstance(node, ast.Name):
             home = scope.home(node.id)
@@ -359,26 +367,30 @@ class _Reading:
                 return "local"
             if home.outer is None or node.id in home.imports:
                 return self._modules.kind(home, node.id)
-            values = (value for value in home.values.get(node.id, ()) if not _names(value, node.id))
-            return _loosest(self._kind(home, value) for value in values)
+            values = [] if node.id in seen else home.values.get(node.id, [])
+            return _loosest(self._kind(home, value, seen | {node.id}) for value in values)
         if isinstance(node, ast.IfExp):
-            return _loosest(self._kind(scope, each) for each in (node.body, node.orelse))
+            return _loosest(self._kind(scope, each, seen) for each in (node.body, node.orelse))
         if isinstance(node, ast.BoolOp):
-            return _loosest(self._kind(scope, each) for each in node.values)
+            return _loosest(self._kind(scope, each, seen) for each in node.values)
         if isinstance(node, ast.Tuple | ast.List):
-            return _loosest(self._kind(scope, each) for each in node.elts)
+            return _loosest(self._kind(scope, each, seen) for each in node.elts)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             home = scope.home(node.value.id)
-            if home is not None and node.value.id in home.imports and self._kind(scope, node.value) in ("module", "foreign"):
+            if (
+                home is not None
+                and node.value.id in home.imports
+                and self._kind(scope, node.value, seen) in ("module", "foreign")
+            ):
                 return self._modules.member(home, node.value.id, node.attr)
             if home is not None and _enumeration(self._modules.definition(home, node.value)):
                 return "fixed"
         if isinstance(node, ast.Attribute | ast.Subscript):
-            kind = self._kind(scope, node.value)
+            kind = self._kind(scope, node.value, seen)
             return "fixed" if kind == "table" else kind if kind in ("foreign", "local", "fixed") else "object"
         if isinstance(node, ast.Call) and last_name(node.func) == "getattr" and node.args:
             return self._kind(scope, node.args[0])
-        return "object" if self._labels(scope, node) else "local"
+        return "object" if self._labels(scope, node, seen) else "local"
 
     # ---- what a scope does
 
@@ -478,10 +490,6 @@ def _loosest(kinds: Iterable[str]) -> str:
     """Of several kinds the one that most can be kept in."""
     found = set(kinds)
     return next((kind for kind in LOOSEST_FIRST if kind in found), "local")
-
-
-def _names(value: ast.expr, name: str) -> bool:
-    return any(isinstance(each, ast.Name) and each.id == name for each in ast.walk(value))
 
 
 def _class_of(home: Scope, name: str) -> bool:
