@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.mark.expression import Expression
 
 from testkit import package_roots
 from tooling import ROOT, SetupError, agents, daemon, host, jail, venv
@@ -191,8 +191,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if session.config.option.collectonly or session.config.pluginmanager.has_plugin(SERVING):
         return
     package_roots.link(session.items)
-    marked = session.config.option.markexpr
-    _jails.asked = bool(re.search(rf"\b{JAILED}\b", marked)) and not re.search(rf"\bnot {JAILED}\b", marked)
+    _jails.asked = _asked_by_mark(session.config.option.markexpr)
     prepare = bool(os.environ.get("SUITE_PREPARE"))
     capture = session.config.pluginmanager.getplugin("capturemanager")
     for marker, prepared in NEEDS.items():
@@ -263,6 +262,12 @@ class _Jails:
 
 
 _jails = _Jails()
+
+
+def _asked_by_mark(marks: str) -> bool:
+    """Whether an expression of marks selects jailed tests for being jailed."""
+    selects = Expression.compile(marks).evaluate if marks else None
+    return selects is not None and selects(lambda name, **_: name == JAILED) and not selects(lambda name, **_: False)
 
 
 @pytest.hookimpl(trylast=True)
