@@ -58,7 +58,8 @@ class Place:
 
     def form(self, agent: dict[str, Any] | None = None, /, **changes: Any) -> dict[str, Any]:
         """The form's values for the scripted agent in our workspace."""
-        program = [sys.executable, "-I", "-S", scripted_acp_agent.__file__, json.dumps(agent or {})]
+        settings = {"first_session": "", **(agent or {})}  # tests share a workspace and the account, and sessions are kept
+        program = [sys.executable, "-I", "-S", scripted_acp_agent.__file__, json.dumps(settings)]
         return {
             "provider": "custom",
             "acp-command": shlex.join(program),
