@@ -155,8 +155,7 @@ class Installation:
             steps.push_async_callback(self._worked)
             steps.push_async_callback(self.warm.close_all)
             steps.push_async_callback(self.parked.end_all)
-            for run in runs:
-                steps.push_async_callback(run.ended)
+            steps.push_async_callback(_ended, runs)
             for drop in self._drops:
                 steps.callback(drop)
             self._drops.clear()
@@ -166,6 +165,10 @@ class Installation:
     async def _worked(self) -> None:
         while self._work:
             await asyncio.wait(set(self._work))
+
+
+async def _ended(runs: list[Run]) -> None:
+    await asyncio.gather(*(run.ended() for run in runs))
 
 
 _installations: Final[dict[Hashable, Installation]] = {}

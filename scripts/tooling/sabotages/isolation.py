@@ -162,7 +162,7 @@ _revocation = (
     Sabotage(
         "revocation-does-not-wait-for-runs",
         pkg("installations"),
-        "steps.push_async_callback(run.ended)",
+        "steps.push_async_callback(_ended, runs)",
         "pass",
         (f"{_INSTALLATIONS}::test_revoking_tells_every_run_and_waits_for_each",),
     ),
@@ -230,6 +230,7 @@ _revocation = (
         "self._endpoint.revoke()",
         "",
         (f"{_TOOLS}::test_a_closed_session_refuses_before_its_calls_have_ended",),
+        red=HANGS,
     ),
     Sabotage(
         "tools-of-an-ended-run-answer-on",
