@@ -266,8 +266,17 @@ _jails = _Jails()
 
 def _asked_by_mark(marks: str) -> bool:
     """Whether an expression of marks selects jailed tests for being jailed."""
-    selects = Expression.compile(marks).evaluate if marks else None
-    return selects is not None and selects(lambda name, **_: name == JAILED) and not selects(lambda name, **_: False)
+    if not marks:
+        return False
+
+    def jailed(name: str, /, **_: str | int | bool | None) -> bool:
+        return name == JAILED
+
+    def unmarked(name: str, /, **_: str | int | bool | None) -> bool:
+        return False
+
+    expression = Expression.compile(marks)
+    return expression.evaluate(jailed) and not expression.evaluate(unmarked)
 
 
 @pytest.hookimpl(trylast=True)
