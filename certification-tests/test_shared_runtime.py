@@ -14,7 +14,7 @@ import re
 import secrets
 import shutil
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ from testkit.pool_pair import (
 from testkit.relay_rig import free_port
 from testkit.scripted_driver import ScriptedSession
 from testkit.scripted_kinds import KINDS
-from testkit.sdk_worker import built, descendants, gone, scripted_agent, sdk_worker
+from testkit.sdk_worker import SdkWorker, built, descendants, gone, scripted_agent, sdk_worker
 from testkit.sshd import sshd
 
 pytestmark = [pytest.mark.shared_runtime, pytest.mark.sdk_worker, pytest.mark.timeout(240)]
@@ -581,48 +581,55 @@ async def calls_tools(session: ScriptedSession, many: int) -> str:
         return (await asyncio.gather(*map(call, range(many))))[-1]
 
 
+@contextlib.asynccontextmanager
+async def neighbour_with_tools(
+    directory: Path, host: HoldingHost, ours: Callable[[ScriptedSession, Any], Awaitable[str | None]]
+) -> AsyncIterator[tuple[SdkWorker, dict[str, Any]]]:
+    """A pool and a form: ``A`` has this host and this agent, ``B`` an agent that tells what a call of a tool came to."""
+
+    async def modest(session: ScriptedSession, _: Any) -> str | None:
+        session.emit(TextDelta(await calls_tools(session, 1)))
+        return None
+
+    port, tokens = free_port(), {uid: secrets.token_hex(32) for uid in "AB"}
+    forms = {uid: plugin_form(port, token) for uid, token in tokens.items()}
+    async with sdk_worker(built(), directory / "runtime", "pool", installations=forms) as worker, asyncio.timeout(BOUND * 2):
+        worker.core.hosts["A"] = host
+        url = f"ws://127.0.0.1:{port}"
+        async with machine(directory / "A", url, tokens["A"], ours), machine(directory / "B", url, tokens["B"], modest):
+            yield worker, KINDS["ACPAgentRunner"].remote("laptop", langbot_assets_enabled=True)
+
+
 @pytest.mark.asyncio
 async def test_nobody_gets_all_actions_of_the_connection(tmp_path: Path) -> None:
     """Our rule: while the tools of one installation hang, another one's tools are called and its session is stored.
 
     SDK fact: the connection takes 128 actions at a time, of whomever, and refuses the next.
     """
-    port, asked = free_port(), asyncio.Semaphore(0)
-    tokens = {uid: secrets.token_hex(32) for uid in "AB"}
+    asked = asyncio.Semaphore(0)
 
     async def greedy(session: ScriptedSession, _: Any) -> str | None:
         asked.release()
         await calls_tools(session, 12)
         return None
 
-    async def modest(session: ScriptedSession, _: Any) -> str | None:
-        session.emit(TextDelta(await calls_tools(session, 1)))
-        return None
-
-    form = KINDS["ACPAgentRunner"].remote("laptop", langbot_assets_enabled=True)
-    forms = {uid: plugin_form(port, token) for uid, token in tokens.items()}
-    async with sdk_worker(built(), tmp_path / "runtime", "pool", installations=forms) as worker, asyncio.timeout(BOUND * 2):
-        host = worker.core.hosts["A"] = HoldingHost()
-        url = f"ws://127.0.0.1:{port}"
-        async with (
-            machine(tmp_path / "A", url, tokens["A"], greedy),
-            machine(tmp_path / "B", url, tokens["B"], modest),
-        ):
-            many = MAX_INFLIGHT_ACTIONS // limits.MCP_CALLS_AT_ONCE + 1
-            runs = [worker.start(uid="A", run_id=f"a{n}", conversation=f"chat {n}", config=form) for n in range(many)]
-            try:
-                for _ in runs:
-                    await asked.acquire()
-                await host.holds(limits.MCP_CALLS_PER_INSTALLATION)
-                done = await worker.run(uid="B", config=form)
-                assert "structuredContent" in done.text, done.text + done.log
-                assert "warning" not in done.log
-                assert worker.host("B").state
-                assert host.held == limits.MCP_CALLS_PER_INSTALLATION
-            finally:
-                for each in runs:
-                    each.cancel()
-                await asyncio.wait(runs)
+    host = HoldingHost()
+    async with neighbour_with_tools(tmp_path, host, greedy) as (worker, form):
+        many = MAX_INFLIGHT_ACTIONS // limits.MCP_CALLS_AT_ONCE + 1
+        runs = [worker.start(uid="A", run_id=f"a{n}", conversation=f"chat {n}", config=form) for n in range(many)]
+        try:
+            for _ in runs:
+                await asked.acquire()
+            await host.holds(limits.MCP_CALLS_PER_INSTALLATION)
+            done = await worker.run(uid="B", config=form)
+            assert "structuredContent" in done.text, done.text + done.log
+            assert "warning" not in done.log
+            assert worker.host("B").state
+            assert host.held == limits.MCP_CALLS_PER_INSTALLATION
+        finally:
+            for each in runs:
+                each.cancel()
+            await asyncio.wait(runs)
 
 
 @pytest.mark.asyncio
@@ -631,8 +638,7 @@ async def test_a_call_that_was_cancelled_is_no_action_of_the_connection_any_more
 
     SDK fact: a run's own calls are cancelled in the worker only, and count at the other end until they end by themselves.
     """
-    port, cancelled = free_port(), asyncio.Event()
-    tokens = {uid: secrets.token_hex(32) for uid in "AB"}
+    cancelled = asyncio.Event()
     host, each = HoldingHost(), limits.MCP_CALLS_AT_ONCE
     rounds = MAX_INFLIGHT_ACTIONS // each
 
@@ -654,24 +660,12 @@ async def test_a_call_that_was_cancelled_is_no_action_of_the_connection_any_more
             await calls_tools(session, each)
         return None
 
-    async def modest(session: ScriptedSession, _: Any) -> str | None:
-        session.emit(TextDelta(await calls_tools(session, 1)))
-        return None
-
-    form = KINDS["ACPAgentRunner"].remote("laptop", langbot_assets_enabled=True)
-    forms = {uid: plugin_form(port, token) for uid, token in tokens.items()}
-    async with sdk_worker(built(), tmp_path / "runtime", "pool", installations=forms) as worker, asyncio.timeout(BOUND * 2):
-        worker.core.hosts["A"] = host
-        url = f"ws://127.0.0.1:{port}"
-        async with (
-            machine(tmp_path / "A", url, tokens["A"], fickle),
-            machine(tmp_path / "B", url, tokens["B"], modest),
-        ):
-            run = worker.start(uid="A", config=form)
-            await cancelled.wait()
-            done = await worker.run(uid="B", config=form)
-            assert "structuredContent" in done.text, done.text + done.log
-            await host.holds(each, given_up=rounds * each)
-            run.cancel()
-            await asyncio.wait({run})
-            await host.holds(0, given_up=(rounds + 1) * each)
+    async with neighbour_with_tools(tmp_path, host, fickle) as (worker, form):
+        run = worker.start(uid="A", config=form)
+        await cancelled.wait()
+        done = await worker.run(uid="B", config=form)
+        assert "structuredContent" in done.text, done.text + done.log
+        await host.holds(each, given_up=rounds * each)
+        run.cancel()
+        await asyncio.wait({run})
+        await host.holds(0, given_up=(rounds + 1) * each)

@@ -274,8 +274,10 @@ def described(policy: str, *, answered: bool) -> str:
     """What a policy means in a conversation in which somebody answers what is asked, or nobody can."""
     if answered or policy not in ("ask", "allow-edits"):
         return POLICIES[policy]
-    edits = "" if policy == "ask" else "files in the workspace are changed without asking; "
-    return f"{edits}everything {'' if policy == 'ask' else 'else '}is asked about, and one more --say answers it"
+    asked = "is asked about, and one more --say answers it"
+    if policy == "ask":
+        return f"everything {asked}"
+    return f"files in the workspace are changed without asking; everything else {asked}"
 
 
 def unanswered(policy: str) -> list[str]:
